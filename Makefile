@@ -1,0 +1,56 @@
+# Every target works from a bare clone: it needs python3, make and the package registries, and sets up the rest.
+
+export PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 \
+	--generate-hashes --no-header --no-annotate --quiet $(UPGRADE)
+
+# Where it counts, a test group that cannot run is a failure and not a skip.
+ifeq ($(CI),true)
+export HALTER_REQUIRE_ALL := 1
+endif
+
+.PHONY: setup system run test check bench soak lock clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml requirements/dev.txt
+	@scripts/system-packages python
+	@echo "Installing the pinned requirements into $(VENV); the first time takes about a minute."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+system:
+	@scripts/system-packages tests
+
+run: setup system
+	$(BIN)/halter drill all
+
+test: check system
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports --no-logo
+
+bench: setup system
+	$(BIN)/python -m bench
+
+soak: setup system
+	$(BIN)/python -m pytest -m soak --timeout 3600
+	$(BIN)/halter drill race --seeds 1000
+
+# Keeps the versions that are pinned already; `make lock UPGRADE=--upgrade` takes the newest ones.
+lock: setup
+	$(COMPILE) --all-extras --group dev --output-file requirements/dev.txt
+	$(COMPILE) --output-file requirements/plain.txt
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

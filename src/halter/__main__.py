@@ -1,0 +1,6 @@
+"""Runs the command line as `python -m halter`."""
+
+from halter.cli import main
+
+if __name__ == "__main__":
+    main()

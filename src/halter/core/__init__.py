@@ -1,0 +1,1 @@
+"""The language that every other part speaks: values, events, ports, money, limits, text and errors."""

@@ -1,0 +1,1 @@
+"""What a session is now, as pure folds of what happened to it."""

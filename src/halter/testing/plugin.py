@@ -1,0 +1,1 @@
+"""The pytest plugin that hands tests a world in virtual time."""
