@@ -1,0 +1,63 @@
+"""Everything that can go wrong with the world, as one tree.
+
+```
+HalterError
+├── ConfigError              the operator: names file, line, key, and the fix
+├── ModelError               the retry policy
+│   ├── ModelUnavailable         retryable
+│   └── ModelRejected            never the same request again
+├── ToolError                the model is told and may try another way
+└── StoreError               what is not written did not happen; the session waits or stops
+    ├── StoreUnavailable         retryable: the same write with the same key is harmless
+    ├── StoreUnusable            a person must act: wrong URL, newer schema, corrupt file, read-only folder
+    ├── LeaseLost                somebody else owns this session: stop at once
+    └── UndeclaredRow            a write touched a row that it had not asked for: a mistake in the program
+```
+
+Refusals (a cap, a halt, a missing grant) are not here: they are values, and events.
+A message is a sentence for the person who can act: what, where, what to do.
+"""
+
+
+class HalterError(Exception):
+    """Root of all errors that Halter raises on purpose."""
+
+
+class ConfigError(HalterError):
+    """A setting or a file that the operator wrote cannot be used as it stands."""
+
+
+class ModelError(HalterError):
+    """A model could not be asked, or its answer could not be used."""
+
+
+class ModelUnavailable(ModelError):
+    """The provider may well answer the same request later."""
+
+
+class ModelRejected(ModelError):
+    """The provider will never accept this request."""
+
+
+class ToolError(HalterError):
+    """A tool failed in a way that its caller should hear about."""
+
+
+class StoreError(HalterError):
+    """The journal could not do what was asked; nothing of it happened."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached or written to right now."""
+
+
+class StoreUnusable(StoreError):
+    """The store will not work until a person changes something."""
+
+
+class LeaseLost(StoreError):
+    """The session belongs to another owner now; whoever sees this must stop."""
+
+
+class UndeclaredRow(StoreError):
+    """A decision or a projection touched a row that its write had not declared."""

@@ -1,0 +1,332 @@
+"""Everything that can happen, in the past tense.
+
+An event's fields are its facts: they are never erased, and projections are made of them alone. What people,
+models and tools said travels beside the event as its body, which can be erased without breaking the chain.
+
+Kinds and versions are stable for ever. A field is only ever added, with a default; anything else is a new
+version with an upcaster. An unknown kind can be shown and verified, never folded.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final, Literal, Self, TypeGuard, get_args
+
+import msgspec
+
+from halter.core.money import CapReached, Charge, Leg, Unit
+from halter.core.text import clean
+from halter.core.usage import Usage
+
+FORMAT: Final = 1
+"""What a program must understand to take a session. It rises when a new event changes the meaning of old ones."""
+
+SessionKind = Literal["chat", "autonomous", "task"]
+State = Literal[
+    "RUNNING",
+    "WAITING_FOR_TOOL",
+    "WAITING_FOR_INPUT",
+    "WAITING_FOR_APPROVAL",
+    "WAITING_FOR_BUDGET",
+    "SLEEPING",
+    "PAUSED",
+    "COMPLETED",
+    "CANCELLED",
+    "TIMED_OUT",
+    "MAX_STEPS",
+    "BUDGET_EXCEEDED",
+    "HALTED",
+    "ERROR",
+]
+ENDS: Final[frozenset[State]] = frozenset(
+    ("COMPLETED", "CANCELLED", "TIMED_OUT", "MAX_STEPS", "BUDGET_EXCEEDED", "HALTED", "ERROR")
+)
+Outcome = Literal[
+    "ok",
+    "error",
+    "timeout",
+    "cancelled",
+    "external_halt",
+    "tool_not_granted",
+    "invalid_arguments",
+    "unknown_tool",
+    "disabled",
+    "quarantined",
+    "rate_limited",
+    "approval_denied",
+    "approval_expired",
+    "cost_cap_reached",
+    "unknown",
+]
+Purpose = Literal["turn", "gate", "signal", "simulation", "judge", "summary", "skill", "sensor"]
+Origin = Literal["person", "config", "model", "tool", "sensor", "document", "agent"]
+Cause = Literal["timer", "signal", "message", "decision", "trigger", "child", "webhook"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that happened."""
+
+    KIND: ClassVar[str]
+    VERSION: ClassVar[int] = 1
+
+
+class SessionStarted(Event, frozen=True, kw_only=True):
+    """A session came to be; its body is the task it was given."""
+
+    KIND: ClassVar[str] = "session_started"
+
+    session: str
+    agent: str
+    kind: SessionKind
+    started_by: str
+    origin: Origin = "person"
+    trusted: bool = True
+    trigger: str = ""
+    parent: str = ""
+    definition: str = ""
+    format: int = FORMAT
+    carved: tuple[Leg, ...] = ()
+
+
+class SessionWoken(Event, frozen=True, kw_only=True):
+    """A session was taken up again, with its inbox read as far as `inbox_seen`."""
+
+    KIND: ClassVar[str] = "session_woken"
+
+    cause: Cause | Literal["takeover"]
+    inbox_seen: int = 0
+
+
+class SessionParked(Event, frozen=True, kw_only=True):
+    """A session rests until a moment, until something in its inbox wakes it, or both.
+
+    A resident session keeps its owner while it rests, because its sensors run there.
+    """
+
+    KIND: ClassVar[str] = "session_parked"
+
+    state: State
+    inbox_seen: int = 0
+    wake_at: int | None = None
+    wake_on: tuple[str, ...] = ()
+    resident: bool = False
+
+
+class SessionEnded(Event, frozen=True, kw_only=True):
+    """A session is over; what was carved out of its parent's cap is settled with what it really spent."""
+
+    KIND: ClassVar[str] = "session_ended"
+
+    state: State
+    terminal_reason: str
+    charge: Charge | None = None
+
+
+class WakePosted(Event, frozen=True, kw_only=True):
+    """Something arrived in a session's inbox; its body is what was said.
+
+    Whether it wakes the session is decided where it is posted, against the session's locked row.
+    """
+
+    KIND: ClassVar[str] = "wake_posted"
+
+    cause: Cause
+    origin: Origin
+    sender: str
+    trusted: bool = False
+    wakes: bool = True
+    name: str = ""
+
+
+class RequestStarted(Event, frozen=True, kw_only=True):
+    """A model is about to be asked: the intent, and the money held for it."""
+
+    KIND: ClassVar[str] = "request_started"
+
+    request: str
+    model: str
+    purpose: Purpose
+    legs: tuple[Leg, ...] = ()
+
+
+class RequestSettled(Event, frozen=True, kw_only=True):
+    """A model answered, or did not; its body is the answer."""
+
+    KIND: ClassVar[str] = "request_settled"
+
+    request: str
+    outcome: Outcome
+    usage: Usage | None = None
+    charge: Charge | None = None
+
+
+class CallStarted(Event, frozen=True, kw_only=True):
+    """A tool is about to act: the intent, and the money held for it; its body is the arguments."""
+
+    KIND: ClassVar[str] = "call_started"
+
+    call: str
+    tool: str
+    purpose: Purpose = "turn"
+    legs: tuple[Leg, ...] = ()
+
+
+class CallSettled(Event, frozen=True, kw_only=True):
+    """A tool's call came to its outcome; its body is the result."""
+
+    KIND: ClassVar[str] = "call_settled"
+
+    call: str
+    outcome: Outcome
+    charge: Charge | None = None
+
+
+class CostCapReached(Event, frozen=True, kw_only=True):
+    """A call or a request was refused because its bound exceeds what is unspent below a cap."""
+
+    KIND: ClassVar[str] = "cost_cap_reached"
+
+    refused: str
+    name: str
+    scope: str
+    window: str
+    unit: Unit
+    cap: int
+    spent: int
+    amount: int
+
+    @classmethod
+    def refusing(cls, refused: str, name: str, verdict: CapReached) -> Self:
+        """Record a verdict of the money rules."""
+        leg = verdict.leg
+        return cls(
+            refused=refused,
+            name=name,
+            scope=leg.scope,
+            window=leg.window,
+            unit=leg.unit,
+            cap=verdict.cap,
+            spent=verdict.budget.spent,
+            amount=leg.amount,
+        )
+
+
+class OverrunIncurred(Event, frozen=True, kw_only=True):
+    """An incident: something cost more than was held for it, and a cap was passed."""
+
+    KIND: ClassVar[str] = "overrun_incurred"
+
+    hold: str
+    scope: str
+    window: str
+    unit: Unit
+    amount: int
+
+
+class CapChanged(Event, frozen=True, kw_only=True):
+    """A person set the cap of a scope, for one window or for the scope's whole life."""
+
+    KIND: ClassVar[str] = "cap_changed"
+
+    scope: str
+    window: str
+    unit: Unit
+    cap: int | None
+    by: str
+    overrun: int = 0
+    reason: str = ""
+
+
+class BodiesErased(Event, frozen=True, kw_only=True):
+    """The bodies of a stream were erased up to a sequence number; its facts and its chain stand."""
+
+    KIND: ClassVar[str] = "bodies_erased"
+
+    stream: str
+    through: int
+    by: str
+    reason: str = ""
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """An event of a kind or version that this program does not know: shown and verified, never folded."""
+
+    kind: str
+    version: int
+    facts: bytes
+
+
+AnyEvent = (
+    SessionStarted
+    | SessionWoken
+    | SessionParked
+    | SessionEnded
+    | WakePosted
+    | RequestStarted
+    | RequestSettled
+    | CallStarted
+    | CallSettled
+    | CostCapReached
+    | OverrunIncurred
+    | CapChanged
+    | BodiesErased
+)
+
+KINDS: Final[Mapping[str, type[AnyEvent]]] = {event.KIND: event for event in get_args(AnyEvent)}
+
+Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
+UPCASTERS: Final[Mapping[tuple[str, int], Upcaster]] = {}
+"""For each old version of a kind, what turns its facts into those of the next version."""
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODERS: Final = {kind: msgspec.json.Decoder(event) for kind, event in KINDS.items()}
+
+
+def encode(event: AnyEvent) -> tuple[AnyEvent, bytes]:
+    """Write the facts as JSON, and return the event as it will be read back.
+
+    Hostile characters in a fact are replaced; they can never make this fail.
+    """
+    try:
+        facts = _ENCODER.encode(event)
+    except UnicodeEncodeError:
+        facts = b"\\u0000"
+    if b"\\u0000" not in facts:
+        return event, facts
+    facts = _ENCODER.encode(_cleaned(msgspec.to_builtins(event)))
+    return _DECODERS[event.KIND].decode(facts), facts
+
+
+def _cleaned(value: object) -> object:
+    if isinstance(value, str):
+        return clean(value)
+    if _is_mapping(value):
+        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
+    if _is_sequence(value):
+        return [_cleaned(item) for item in value]
+    return value
+
+
+def _is_mapping(value: object) -> TypeGuard[dict[object, object]]:
+    return isinstance(value, dict)
+
+
+def _is_sequence(value: object) -> TypeGuard[list[object] | tuple[object, ...]]:
+    return isinstance(value, (list, tuple))
+
+
+def decode(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
+    """Read facts back into an event; what cannot be read stays as it is, as `Unknown`."""
+    known = KINDS.get(kind)
+    if known is None or version > known.VERSION:
+        return Unknown(kind, version, facts)
+    try:
+        if version == known.VERSION:
+            return _DECODERS[kind].decode(facts)
+        return msgspec.convert(_upcast(kind, version, known.VERSION, msgspec.json.decode(facts)), known)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Unknown(kind, version, facts)
+
+
+def _upcast(kind: str, version: int, target: int, facts: dict[str, Any]) -> dict[str, Any]:
+    for old in range(version, target):
+        facts = UPCASTERS[kind, old](facts)
+    return facts

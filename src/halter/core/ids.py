@@ -1,0 +1,72 @@
+"""Names of things: streams, scopes and identifiers that sort by the time they were made."""
+
+import secrets
+from collections.abc import Callable
+from typing import NewType, Protocol
+
+StreamId = NewType("StreamId", str)
+SessionId = NewType("SessionId", str)
+WorkerId = NewType("WorkerId", str)
+Digest = NewType("Digest", str)
+
+FLEET = StreamId("fleet")
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_RANDOM_BITS = 80
+
+
+class Ids(Protocol):
+    """A source of identifiers."""
+
+    def new(self) -> str:
+        """Return an identifier that was never given before."""
+        ...
+
+
+class SortableIds:
+    """128 bits: 48 of milliseconds, then 80 that are random and count up within one millisecond.
+
+    Written as 26 characters that sort as the numbers do, so that rows made together lie together.
+    """
+
+    def __init__(self, now: Callable[[], int], random_bits: Callable[[int], int] = secrets.randbits) -> None:
+        self._now = now
+        self._random_bits = random_bits
+        self._last = 0
+
+    def new(self) -> str:
+        """Return the next identifier; later ones always sort after earlier ones of this source."""
+        fresh = (self._now() // 1000) << _RANDOM_BITS | self._random_bits(_RANDOM_BITS)
+        self._last = fresh if fresh > self._last else self._last + 1
+        return _written(self._last)
+
+
+def _written(number: int) -> str:
+    return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def session_stream(session: str) -> StreamId:
+    """Name the stream of a session: written only by the owner of its lease."""
+    return StreamId(f"session:{session}")
+
+
+def inbox_stream(session: str) -> StreamId:
+    """Name the inbox of a session: anyone may post there."""
+    return StreamId(f"session:{session}/in")
+
+
+def trigger_stream(trigger: str) -> StreamId:
+    """Name the stream of a trigger."""
+    return StreamId(f"trigger:{trigger}")
+
+
+def session_of(stream: StreamId) -> SessionId | None:
+    """Tell which session a stream (its own or its inbox) belongs to, if any."""
+    if not stream.startswith("session:"):
+        return None
+    return SessionId(stream.removeprefix("session:").removesuffix("/in"))
+
+
+def is_inbox(stream: StreamId) -> bool:
+    """Tell whether a stream is some session's inbox."""
+    return stream.startswith("session:") and stream.endswith("/in")

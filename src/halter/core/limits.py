@@ -1,0 +1,56 @@
+"""Which caps apply to whom, and how an amount becomes the legs of a hold."""
+
+import msgspec
+
+from halter.core.money import DOLLAR, Leg
+from halter.core.windows import Per, window_at
+
+
+class Cap(msgspec.Struct, frozen=True):
+    """A `max_cost_usd` in micro-dollars, for a scope's whole life or per window; None is a written-out "none"."""
+
+    max_cost_usd: int | None
+    per: Per = ""
+
+
+class Caps(msgspec.Struct, frozen=True):
+    """The caps that a session spends under. There are always some: "none" must be written out."""
+
+    session: Cap = Cap(1 * DOLLAR)
+    trigger: tuple[Cap, ...] = ()
+    agent: tuple[Cap, ...] = (Cap(5 * DOLLAR, "day"),)
+    fleet: tuple[Cap, ...] = (Cap(20 * DOLLAR, "day"),)
+    token_budget: int | None = None
+    zone: str = "UTC"
+
+    def bind(self) -> bool:
+        """Tell whether any amount of money can reach a cap: then a model without a price must not be asked."""
+        return any(cap.max_cost_usd is not None for cap in (self.session, *self.trigger, *self.agent, *self.fleet))
+
+
+class Spender(msgspec.Struct, frozen=True):
+    """Who spends: all the scopes that an amount weighs on follow from this."""
+
+    session: str
+    agent: str
+    trigger: str = ""
+
+
+def legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int = 0) -> tuple[Leg, ...]:
+    """Spread an amount over all scopes it weighs on: session, trigger, agent, fleet."""
+    scoped = [(f"session:{spender.session}", caps.session)]
+    if spender.trigger:
+        scoped += [(f"trigger:{spender.trigger}", cap) for cap in caps.trigger]
+    scoped += [(f"agent:{spender.agent}", cap) for cap in caps.agent]
+    scoped += [("fleet", cap) for cap in caps.fleet]
+    money = [
+        Leg(scope, window_at(cap.per, now, caps.zone), "usd", cap.max_cost_usd, usd) for scope, cap in scoped if usd
+    ]
+    if tokens:
+        money.append(Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens))
+    return tuple(money)
+
+
+def carve(parent: str, cap: int, parent_cap: int | None) -> tuple[Leg, ...]:
+    """Carve a sub-session's cap out of its parent's: the parent's session only, the other scopes see real spend."""
+    return (Leg(f"session:{parent}", "", "usd", parent_cap, cap),)

@@ -1,0 +1,203 @@
+"""Money (and tokens) as holds: reserve an upper bound in every scope, act, settle with the truth.
+
+Amounts are integers: micro-dollars for the unit `usd`, plain counts for `tokens`. The rules are here, pure;
+the rows they look at are locked by whoever asks, so what is decided is what is written.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from decimal import ROUND_CEILING, Decimal
+from typing import ClassVar, Final, Literal
+
+import msgspec
+
+from halter.core.row import Row, RowKey
+
+Unit = Literal["usd", "tokens"]
+UNITS: Final[tuple[Unit, Unit]] = ("usd", "tokens")
+
+DOLLAR = 1_000_000
+
+
+def dollars(amount: str | float | Decimal) -> int:
+    """Turn dollars as people write them into micro-dollars, rounded up: a bound must not shrink."""
+    return int((Decimal(str(amount)) * DOLLAR).to_integral_value(ROUND_CEILING))
+
+
+def shown(micros: int) -> str:
+    """Write an amount for people: cents, and finer only where there is something finer."""
+    whole = Decimal(micros) / DOLLAR
+    return f"${whole:,.2f}" if micros % 10_000 == 0 else f"${whole.normalize():,f}"
+
+
+class Account(msgspec.Struct, frozen=True, array_like=True):
+    """What an amount is counted against: a scope, one of its windows, and a unit."""
+
+    scope: str
+    window: str
+    unit: Unit
+
+
+class Leg(Account, frozen=True, array_like=True):
+    """One account that a hold weighs on, the cap that the configuration names there, and how much is held."""
+
+    cap: int | None
+    amount: int
+
+
+class Overrun(Account, frozen=True, array_like=True):
+    """By how much the truth went beyond the cap of one account."""
+
+    amount: int
+
+
+class Charge(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a hold turned out to cost."""
+
+    usd: int = 0
+    tokens: int = 0
+    overruns: tuple[Overrun, ...] = ()
+
+    def of(self, unit: Unit) -> int:
+        """Tell the part of the charge that is counted in that unit."""
+        return self.usd if unit == "usd" else self.tokens
+
+
+class BudgetRow(Row, frozen=True):
+    """What stands against one cap: what is spent, what is held, and who said what the cap is."""
+
+    TABLE: ClassVar[str] = "budgets"
+    KEY: ClassVar[tuple[str, ...]] = ("scope", "window", "unit")
+
+    scope: str
+    window: str
+    unit: Unit
+    cap: int | None = None
+    cap_at: int = 0
+    cap_by: str = ""
+    spent: int = 0
+    held: int = 0
+    overrun: int = 0
+
+    def key(self) -> RowKey:
+        """Tell where this row stands."""
+        return (BudgetRow, (self.scope, self.window, self.unit))
+
+    def capped(self, cap: int | None, at: int, by: str = "") -> "BudgetRow":
+        """Take note of a cap: a person's word outranks the configuration's, then the later one counts.
+
+        Sessions tell of the configuration in their own streams, between which there is no order:
+        by this rule any order of the same events ends in the same cap.
+        """
+        if (by != "", at, _rank(cap)) < (self.cap_by != "", self.cap_at, _rank(self.cap)):
+            return self
+        return BudgetRow(self.scope, self.window, self.unit, cap, at, by, self.spent, self.held, self.overrun)
+
+    def binding(self, configured: int | None) -> int | None:
+        """Tell the cap that counts for somebody whose configuration says `configured`."""
+        return self.cap if self.cap_by else configured
+
+    def moved(self, *, spent: int = 0, held: int = 0, overrun: int = 0) -> "BudgetRow":
+        """Add to the sums."""
+        return BudgetRow(
+            self.scope,
+            self.window,
+            self.unit,
+            self.cap,
+            self.cap_at,
+            self.cap_by,
+            self.spent + spent,
+            self.held + held,
+            self.overrun + overrun,
+        )
+
+
+def _rank(cap: int | None) -> float:
+    return math.inf if cap is None else cap
+
+
+class Reserved(msgspec.Struct, frozen=True):
+    """The amount fits everywhere and may be held."""
+
+    legs: tuple[Leg, ...]
+
+
+class MustWait(msgspec.Struct, frozen=True):
+    """The amount fits what is unspent, but other holds stand in the way until they are settled."""
+
+    leg: Leg
+    budget: BudgetRow
+
+
+class CapReached(msgspec.Struct, frozen=True):
+    """The amount exceeds what is unspent: it can never fit below this cap."""
+
+    leg: Leg
+    cap: int
+    budget: BudgetRow
+
+
+BudgetOf = Callable[[Leg], BudgetRow]
+
+
+def reserve(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | MustWait | CapReached:
+    """Decide whether all legs fit; a cap that is reached anywhere outranks a wait elsewhere."""
+    waiting: MustWait | None = None
+    for leg in legs:
+        budget = budget_of(leg)
+        cap = budget.binding(leg.cap)
+        if cap is None:
+            continue
+        if leg.amount > cap - budget.spent:
+            return CapReached(leg, cap, budget)
+        if leg.amount > cap - budget.spent - budget.held and waiting is None:
+            waiting = MustWait(leg, budget)
+    return waiting or Reserved(tuple(legs))
+
+
+def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: BudgetOf) -> Charge:
+    """Work out the charge for a hold: the truth is never clamped; what it breaks is said as overruns.
+
+    What others hold counts as promised, so an excess that would break their promise is an overrun too.
+    """
+    charge = Charge(usd=usd, tokens=tokens)
+    overruns: list[Overrun] = []
+    for leg in legs:
+        budget = budget_of(leg)
+        beyond = charge.of(leg.unit) - leg.amount
+        if budget.cap is None or beyond <= 0:
+            continue
+        excess = budget.spent + budget.held + beyond - budget.cap - budget.overrun
+        if excess > 0:
+            overruns.append(Overrun(leg.scope, leg.window, leg.unit, excess))
+    return msgspec.structs.replace(charge, overruns=tuple(overruns)) if overruns else charge
+
+
+def overrun_by_cap(budget: BudgetRow, cap: int | None) -> int:
+    """Tell by how much a lowered cap is already exceeded by what was spent and promised under the old one."""
+    if cap is None:
+        return 0
+    return max(0, budget.spent + budget.held - cap - budget.overrun)
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """What the next one of its kind will probably cost, and a bound it will hardly pass."""
+
+    mean: int
+    bound: int
+    samples: int
+
+
+SAMPLES_KEPT = 100
+SAMPLES_NEEDED = 5
+COLD_START = 5_000
+
+
+def forecast(costs: Sequence[int], cold_start: int = COLD_START) -> Forecast:
+    """Work out mean and mean + 3σ of the newest costs; a default stands in until there are enough."""
+    if len(costs) < SAMPLES_NEEDED:
+        return Forecast(cold_start, cold_start, len(costs))
+    newest = costs[:SAMPLES_KEPT]
+    mean = sum(newest) / len(newest)
+    deviation = math.sqrt(sum((cost - mean) ** 2 for cost in newest) / len(newest))
+    return Forecast(math.ceil(mean), math.ceil(mean + 3 * deviation), len(newest))

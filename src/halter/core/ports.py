@@ -1,0 +1,167 @@
+"""What the layers ask of the outside world, as Protocols: whoever needs one is given one."""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from halter.core.events import AnyEvent, Unknown
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.row import R, RowKey
+
+T = TypeVar("T")
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """An event to be, before the store gives it its place and time.
+
+    `body` is what can be erased; a body too large for the events table is put as a blob first and named here.
+    Without a stream of its own it goes to the stream of its write.
+    """
+
+    event: AnyEvent
+    body: bytes | None = None
+    blob: Digest | None = None
+    stream: StreamId | None = None
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """An event as it stands in the journal.
+
+    `digest` is the salted digest of the body: it stays when body and salt are erased, so the chain holds.
+    """
+
+    stream: StreamId
+    seq: int
+    kind: str
+    version: int
+    at: int
+    generation: int
+    key: str
+    blob: Digest | None
+    facts: bytes
+    body: bytes | None
+    salt: bytes | None
+    digest: bytes
+    hash: bytes
+    event: AnyEvent | Unknown
+
+    @property
+    def erased(self) -> bool:
+        """Tell whether there was a body that is gone."""
+        return self.digest != b"" and self.body is None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write a session's stream, for as long as nobody took a later generation."""
+
+    session: SessionId
+    worker: WorkerId
+    generation: int
+
+
+class Rows(Protocol):
+    """The locked rows that a decision may look at."""
+
+    @property
+    def now(self) -> int:
+        """The store's time."""
+        ...
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        """Return a row that the write declared, or None where there is none."""
+        ...
+
+
+Decide = Callable[[Rows], Sequence[Draft]]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One transaction: look at locked rows, decide purely, append what was decided.
+
+    `key` names the write: repeated, it answers as the first time. `decide` may run twice and must be pure.
+    `reads` are the rows that it looks at or that its events change, beyond the stream's head and the session's own row.
+    """
+
+    stream: StreamId
+    key: str
+    decide: Decide
+    reads: Sequence[RowKey] = ()
+    lease: Lease | None = None
+    others: Sequence[StreamId] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a write came to: its events, durable, and whether they had been there already."""
+
+    events: tuple[Stored, ...]
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The answer to a heartbeat. `held` is None while all is well; after a lapse, the leases that are left."""
+
+    now: int
+    held: frozenset[Lease] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A hint that a stream grew. Hints may be lost; the journal never is."""
+
+    stream: StreamId
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Query(Generic[T]):
+    """A named read-only question; its SQL stands under this name in the journal's queries."""
+
+    name: str
+    row: type[T]
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Store(Protocol):
+    """Where the journal lives. One contract suite holds for all that implement it."""
+
+    async def commit(self, write: Write) -> Committed:
+        """Do all of it or nothing, durable on return. Raises LeaseLost or StoreUnavailable."""
+        ...
+
+    async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
+        """Return the events of a stream that follow `after`, in order."""
+        ...
+
+    async def claim(self, worker: WorkerId, limit: int) -> Sequence[Lease]:
+        """Take sessions that are due, or whose owner's lease ran out; each gets its next generation."""
+        ...
+
+    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}) -> Beat:
+        """Renew all leases of a worker, and keep the hot-state snapshots of its sessions."""
+        ...
+
+    async def ask(self, query: Query[T]) -> Sequence[T]:
+        """Answer a named read-only question."""
+        ...
+
+    async def put(self, data: bytes) -> Digest:
+        """Keep a blob under its digest."""
+        ...
+
+    async def get(self, digest: Digest) -> bytes:
+        """Return a blob; KeyError if it is not (or no longer) there."""
+        ...
+
+    def changes(self) -> AsyncIterator[Change]:
+        """Follow which streams grow, in this process and in others."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the store."""
+        ...

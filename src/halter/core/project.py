@@ -1,0 +1,219 @@
+"""How an event changes the rows: written once, used by every store and by every rebuild.
+
+Streams are read in no promised order, so every change here is either to a column that only one stream writes,
+or a sum, or settled by rank (see `Budget.capped`).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from halter.core.events import (
+    AnyEvent,
+    BodiesErased,
+    CallSettled,
+    CallStarted,
+    CapChanged,
+    CostCapReached,
+    OverrunIncurred,
+    Purpose,
+    RequestSettled,
+    RequestStarted,
+    SessionEnded,
+    SessionParked,
+    SessionStarted,
+    SessionWoken,
+    WakePosted,
+)
+from halter.core.ids import StreamId, session_of
+from halter.core.money import Account, BudgetRow, Charge, Leg
+from halter.core.row import R, Row, RowKey
+from halter.core.rows import FREE, HoldRow, SessionRow, SpendRow
+from halter.core.usage import Usage
+
+
+class Known(Protocol):
+    """The rows as they stand before the event."""
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        """Return a row, or None."""
+        ...
+
+
+class Place(Protocol):
+    """Where and when the event stands."""
+
+    @property
+    def stream(self) -> StreamId: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def at(self) -> int: ...
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """A row that is no more."""
+
+    key: RowKey
+
+
+class Erase(msgspec.Struct, frozen=True):
+    """Bodies that must go, with the blobs that only they name."""
+
+    stream: StreamId
+    through: int
+
+
+Effect = Row | Gone | Erase
+
+_ENCODE_LEGS: Final = msgspec.json.Encoder().encode
+
+
+def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
+    """Yield the rows as they stand after the event."""
+    match event:
+        case RequestStarted():
+            yield from _held(event.request, event.model, event.purpose, event.legs, place, known)
+        case CallStarted():
+            yield from _held(event.call, event.tool, event.purpose, event.legs, place, known)
+        case RequestSettled():
+            yield from _settled(event.request, event.charge, event.usage, place, known)
+        case CallSettled():
+            yield from _settled(event.call, event.charge, None, place, known)
+        case SessionStarted():
+            yield from _session_started(event, place, known)
+        case SessionWoken():
+            yield _session(place, known, state="RUNNING", wake_at=place.at, wake_on="", inbox_seen=event.inbox_seen)
+        case SessionParked():
+            yield _session_parked(event, place, known)
+        case SessionEnded():
+            yield from _session_ended(event, place, known)
+        case WakePosted():
+            yield _wake_posted(event, place, known)
+        case CapChanged():
+            row = budget_row(known, Account(event.scope, event.window, event.unit))
+            yield row.capped(event.cap, place.at, event.by).moved(overrun=event.overrun)
+        case BodiesErased():
+            yield Erase(StreamId(event.stream), event.through)
+        case CostCapReached() | OverrunIncurred():
+            pass
+
+
+def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
+    """Name the rows that placing or settling a hold touches, for the write to declare."""
+    return ((HoldRow, (hold,)), *map(budget_key, legs))
+
+
+def _session(place: Place, known: Known, **changes: Any) -> SessionRow:
+    session = session_of(place.stream) or ""
+    row = known.get(SessionRow, session) or SessionRow(session)
+    return msgspec.structs.replace(row, **changes).scheduled()
+
+
+def _session_started(event: SessionStarted, place: Place, known: Known) -> Iterator[Effect]:
+    yield _session(
+        place,
+        known,
+        agent=event.agent,
+        kind=event.kind,
+        trigger=event.trigger,
+        parent=event.parent,
+        definition=event.definition,
+        format=event.format,
+        started_at=place.at,
+        wake_at=place.at,
+    )
+    yield from _held(event.session, event.agent, "turn", event.carved, place, known)
+
+
+def _session_parked(event: SessionParked, place: Place, known: Known) -> SessionRow:
+    kept = {} if event.resident else {"owner": FREE}
+    return _session(
+        place,
+        known,
+        state=event.state,
+        inbox_seen=event.inbox_seen,
+        wake_at=event.wake_at,
+        wake_on=" ".join(event.wake_on),
+        **kept,
+    )
+
+
+def _session_ended(event: SessionEnded, place: Place, known: Known) -> Iterator[Effect]:
+    yield _session(
+        place,
+        known,
+        state=event.state,
+        terminal_reason=event.terminal_reason,
+        ended_at=place.at,
+        wake_at=None,
+        wake_on="",
+        owner=FREE,
+    )
+    session = session_of(place.stream) or ""
+    hold = known.get(HoldRow, session) if event.charge is not None else None
+    if hold is not None and event.charge is not None:
+        yield from _freed(hold, event.charge, known)
+
+
+def _wake_posted(event: WakePosted, place: Place, known: Known) -> SessionRow:
+    waking = {"inbox_wake": place.seq, "inbox_wake_at": place.at} if event.wakes else {}
+    return _session(place, known, inbox_head=place.seq, **waking)
+
+
+def _held(
+    hold: str, name: str, purpose: Purpose, legs: tuple[Leg, ...], place: Place, known: Known
+) -> Iterator[Effect]:
+    if not legs:
+        return
+    session = session_of(place.stream) or ""
+    yield HoldRow(hold, session, place.at, purpose, name, _ENCODE_LEGS(legs))
+    for leg in legs:
+        yield budget_row(known, leg).capped(leg.cap, place.at).moved(held=leg.amount)
+
+
+def _settled(hold: str, charge: Charge | None, usage: Usage | None, place: Place, known: Known) -> Iterator[Effect]:
+    row = known.get(HoldRow, hold) if charge is not None else None
+    if row is None or charge is None:
+        return
+    yield from _freed(row, charge, known)
+    yield _spend(row, charge, usage or Usage(), place, known)
+
+
+def _freed(hold: HoldRow, charge: Charge, known: Known) -> Iterator[Effect]:
+    yield Gone(hold.key())
+    for leg in hold.taken():
+        yield budget_row(known, leg).moved(spent=charge.of(leg.unit), held=-leg.amount)
+    for over in charge.overruns:
+        yield budget_row(known, over).moved(overrun=over.amount)
+
+
+def _spend(hold: HoldRow, charge: Charge, usage: Usage, place: Place, known: Known) -> SpendRow:
+    session = known.get(SessionRow, hold.session) or SessionRow(hold.session)
+    return SpendRow(
+        hold=hold.hold,
+        at=place.at,
+        agent=session.agent,
+        session=hold.session,
+        trigger=session.trigger,
+        name=hold.name,
+        purpose=hold.purpose,
+        usd=charge.usd,
+        held_usd=max((leg.amount for leg in hold.taken() if leg.unit == "usd"), default=0),
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cache_read_tokens=usage.cache_read_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+    )
+
+
+def budget_row(known: Known, account: Account) -> BudgetRow:
+    """Return what stands against a cap, also where nothing stands yet."""
+    row = known.get(BudgetRow, account.scope, account.window, account.unit)
+    return row if row is not None else BudgetRow(account.scope, account.window, account.unit)
+
+
+def budget_key(account: Account) -> RowKey:
+    """Name the row of an account, for a write to declare."""
+    return (BudgetRow, (account.scope, account.window, account.unit))

@@ -1,0 +1,129 @@
+"""The rows that stores keep beside the events. Each is a projection: it can be rebuilt from the events alone.
+
+Only the lease of a session (`owner`, `generation`) is not: it says who works on it now, not what happened.
+"""
+
+from typing import ClassVar, Final
+
+import msgspec
+
+from halter.core.events import Purpose, SessionKind, State
+from halter.core.money import BudgetRow, Leg
+from halter.core.row import Row, RowKey
+
+FREE: Final = ""
+"""The owner of a session that nobody works on."""
+
+
+class StreamRow(Row, frozen=True):
+    """The head of a stream: where the next event links in."""
+
+    TABLE: ClassVar[str] = "streams"
+    KEY: ClassVar[tuple[str, ...]] = ("stream",)
+
+    stream: str
+    head: int
+    hash: bytes
+    at: int
+
+    def key(self) -> RowKey:
+        """Tell where this row stands."""
+        return (StreamRow, (self.stream,))
+
+
+class SessionRow(Row, frozen=True):
+    """Where a session stands, and when it is next due.
+
+    `inbox_*` follow its inbox, `lease` columns its owner, all else its own stream: so each column has one
+    source, and the row is the same whatever order the streams are read in.
+    """
+
+    TABLE: ClassVar[str] = "sessions"
+    KEY: ClassVar[tuple[str, ...]] = ("session",)
+    LEASE: ClassVar[tuple[str, ...]] = ("owner", "generation")
+
+    session: str
+    agent: str = ""
+    kind: SessionKind = "task"
+    state: State = "RUNNING"
+    trigger: str = ""
+    parent: str = ""
+    definition: str = ""
+    format: int = 0
+    started_at: int = 0
+    ended_at: int | None = None
+    terminal_reason: str = ""
+    wake_at: int | None = None
+    wake_on: str = ""
+    inbox_seen: int = 0
+    inbox_head: int = 0
+    inbox_wake: int = 0
+    inbox_wake_at: int = 0
+    due_at: int | None = None
+    owner: str = FREE
+    generation: int = 0
+
+    def key(self) -> RowKey:
+        """Tell where this row stands."""
+        return (SessionRow, (self.session,))
+
+    def scheduled(self) -> "SessionRow":
+        """Work out when the session is due: by its own timer, or by what in its inbox it has not seen."""
+        return msgspec.structs.replace(self, due_at=self._due())
+
+    def _due(self) -> int | None:
+        if self.started_at == 0 or self.ended_at is not None:
+            return None
+        if self.inbox_wake <= self.inbox_seen:
+            return self.wake_at
+        return self.inbox_wake_at if self.wake_at is None else min(self.wake_at, self.inbox_wake_at)
+
+
+class HoldRow(Row, frozen=True):
+    """Money reserved for one call, request or sub-session until it is settled."""
+
+    TABLE: ClassVar[str] = "holds"
+    KEY: ClassVar[tuple[str, ...]] = ("hold",)
+
+    hold: str
+    session: str
+    at: int
+    purpose: Purpose
+    name: str
+    legs: bytes
+
+    def key(self) -> RowKey:
+        """Tell where this row stands."""
+        return (HoldRow, (self.hold,))
+
+    def taken(self) -> tuple[Leg, ...]:
+        """Read the legs."""
+        return _LEGS.decode(self.legs)
+
+
+_LEGS: Final = msgspec.json.Decoder(tuple[Leg, ...])
+
+
+class SpendRow(Row, frozen=True):
+    """One settled cost, told apart by who spent it, on what, and for what purpose."""
+
+    TABLE: ClassVar[str] = "spends"
+    KEY: ClassVar[tuple[str, ...]] = ("hold",)
+    APPEND_ONLY: ClassVar[bool] = True
+
+    hold: str
+    at: int
+    agent: str
+    session: str
+    trigger: str
+    name: str
+    purpose: Purpose
+    usd: int
+    held_usd: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+
+
+TABLES: Final[tuple[type[Row], ...]] = (StreamRow, SessionRow, BudgetRow, HoldRow, SpendRow)

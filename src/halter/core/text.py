@@ -1,0 +1,29 @@
+"""Any text is storable: the two doors through which text enters and leaves the journal."""
+
+import re
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    """Make text fit for a fact: visible stand-ins for NUL and for lone surrogates.
+
+    Facts are projected into text columns, and PostgreSQL stores no NUL there; no JSON
+    encoder of ours writes half a surrogate pair. Bodies keep such characters as they are.
+    """
+    if _UNSTORABLE.search(text) is None:
+        return text
+    return _UNSTORABLE.sub(lambda match: "␀" if match[0] == "\x00" else "�", text)
+
+
+def to_body(text: str) -> bytes:
+    """Encode any Python string, lone surrogates included, so that `from_body` restores it exactly."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def from_body(body: bytes) -> str:
+    """Decode a body; bytes that never were text become stand-ins rather than an error."""
+    try:
+        return body.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return body.decode("utf-8", "replace")

@@ -1,0 +1,119 @@
+"""What a request to a model uses, and what is known of its price.
+
+Prices are looked up by the models layer; whoever holds money for a request sees only `PriceTable`, `Rates`
+and `Unpriced`. An unknown price is a value and not an error, so that nobody can forget to look at it.
+"""
+
+import re
+from decimal import Decimal
+from typing import Final, Protocol, Self
+
+import msgspec
+
+_MODEL_NAME = re.compile(r"([^\s:/]+)[:/](\S|\S.*\S)")
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tokens of one request; `input_tokens` includes those that were read from or written to a cache.
+
+    A report that contradicts itself is refused: whoever reads it off a wire treats it as not reported, and
+    the request then settles at its hold.
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.input_tokens, self.output_tokens, self.cache_read_tokens, self.cache_write_tokens) < 0:
+            raise ValueError(f"A usage cannot count fewer than no tokens, but {self} does.")
+        if self.cache_read_tokens + self.cache_write_tokens > self.input_tokens:
+            raise ValueError(f"Cached tokens are part of the input tokens, but in {self} they are more.")
+
+    @property
+    def uncached(self) -> int:
+        """What token budgets count: context that is sent again and read from a cache is not counted again."""
+        return self.input_tokens - self.cache_read_tokens + self.output_tokens
+
+
+class ModelName(msgspec.Struct, frozen=True):
+    """A model, and the provider that the configuration reaches it by."""
+
+    provider: str
+    model: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `provider:model` or `provider/model`; all that follows the first separator is the model."""
+        found = _MODEL_NAME.fullmatch(text)
+        if found is None:
+            raise ValueError(
+                f"The model {text!r} does not name its provider and itself: "
+                "write provider:model, as in anthropic:claude-sonnet-4-5."
+            )
+        return cls(found[1], found[2])
+
+    def __str__(self) -> str:
+        return f"{self.provider}:{self.model}"
+
+
+class Price(msgspec.Struct, frozen=True):
+    """A price that the configuration states, in dollars per million tokens.
+
+    Cached tokens without a figure of their own cost what plain input costs.
+    """
+
+    input: Decimal
+    output: Decimal
+    cache_read: Decimal | None = None
+    cache_write: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        for figure in (self.input, self.output, self.cache_read, self.cache_write):
+            if figure is not None and not (figure.is_finite() and figure >= 0):
+                raise ValueError(f"A price is a number of dollars from 0 up, but {figure} is not.")
+
+
+FREE: Final = Price(Decimal(0), Decimal(0))
+"""What `price: free` means."""
+
+
+class Unpriced(msgspec.Struct, frozen=True):
+    """The price of a model is not known: while a cap applies it must not be asked."""
+
+    model: ModelName
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """Say what is missing, and what to write to go on."""
+        return (
+            f"The price of {self.model} is not known: {self.reason}. No cost cap can be kept without it. "
+            "Write the model's price into the configuration, either `price: free` "
+            "or dollars per million tokens, as in `price: {input: 3.00, output: 15.00}`."
+        )
+
+
+class Rates(Protocol):
+    """What one model costs. Amounts are micro-dollars, times are microseconds."""
+
+    def cost(self, usage: Usage, at: int) -> int:
+        """Tell the true cost of a request that was made at that time, rounded up once."""
+        ...
+
+    def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
+        """Tell what no request of at most these tokens can exceed, however its input is split and cached."""
+        ...
+
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = ...) -> int:
+        """Tell the most output, up to `at_most`, whose bound the budget covers; 0 if not one token fits."""
+        ...
+
+
+class PriceTable(Protocol):
+    """Whoever knows what models cost."""
+
+    def find(self, model: ModelName, base_url: str | None = None) -> Rates | Unpriced:
+        """Look up a model, at the address it is reached by if that is not the provider's usual one."""
+        ...

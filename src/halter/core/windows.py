@@ -1,0 +1,45 @@
+"""The calendar windows that caps are counted in: an hour, a day, a month.
+
+A window is written so that it can be read back alone: `day/2026-11-15`, `month/2026-11@Europe/Berlin`.
+The empty window means "for as long as the scope lives", as a session's own cap does.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+from halter.core.clock import SECOND
+
+Per = Literal["", "hour", "day", "month"]
+
+_FORMATS: dict[str, str] = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
+
+
+def window_at(per: Per, now: int, zone: str = "UTC") -> str:
+    """Name the window of that length which the moment falls into.
+
+    Hours are always counted in UTC: the local hour that a clock change repeats would be one window of two hours.
+    """
+    if per == "":
+        return ""
+    zone = "UTC" if per == "hour" else zone
+    moment = datetime.fromtimestamp(now // SECOND, ZoneInfo(zone))
+    name = f"{per}/{moment.strftime(_FORMATS[per])}"
+    return name if zone == "UTC" else f"{name}@{zone}"
+
+
+def window_end(window: str) -> int | None:
+    """Tell the moment at which a window is over, or None for a scope's whole life."""
+    if not window:
+        return None
+    per, _, rest = window.partition("/")
+    written, _, zone = rest.partition("@")
+    start = datetime.strptime(written, _FORMATS[per]).replace(tzinfo=ZoneInfo(zone) if zone else UTC)
+    match per:
+        case "hour":
+            end = start + timedelta(hours=1)
+        case "day":
+            end = start + timedelta(days=1)
+        case _:
+            end = (start.replace(day=28) + timedelta(days=4)).replace(day=1)
+    return int(end.timestamp()) * SECOND

@@ -1,0 +1,238 @@
+"""The economic brake (R4): what is held before anything acts, and settled after it.
+
+The decisions are pure and look at locked rows; a write of them can be joined with others. The `Purse` is the
+shell that commits them and waits, for a bounded time, where other holds stand in the way.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from halter.core.clock import DAY, SECOND, Clock
+from halter.core.events import (
+    AnyEvent,
+    CallSettled,
+    CallStarted,
+    CapChanged,
+    CostCapReached,
+    Outcome,
+    OverrunIncurred,
+    Purpose,
+    RequestSettled,
+    RequestStarted,
+)
+from halter.core.ids import FLEET, session_stream
+from halter.core.money import (
+    COLD_START,
+    SAMPLES_KEPT,
+    Account,
+    CapReached,
+    Charge,
+    Forecast,
+    Leg,
+    Reserved,
+    forecast,
+    overrun_by_cap,
+    reserve,
+    settle,
+)
+from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write
+from halter.core.project import budget_key, budget_row, rows_of_hold
+from halter.core.rows import HoldRow
+from halter.core.usage import Usage
+from halter.state.session import InFlight
+
+Intent = CallStarted | RequestStarted
+
+PATIENCE: Final = 60 * SECOND
+SHORTEST_LOOK: Final = SECOND // 50
+LONGEST_LOOK: Final = SECOND // 2
+SAMPLES_FROM: Final = 30 * DAY
+
+
+class Truth(msgspec.Struct, frozen=True):
+    """What something turned out to be and to cost. A cost of None is charged at its hold: nothing truer is known."""
+
+    outcome: Outcome
+    usd: int | None = None
+    tokens: int | None = None
+    usage: Usage | None = None
+    body: bytes | None = None
+
+
+def intent_id(intent: Intent) -> str:
+    """Tell the id of a call or a request, which is also the id of its hold."""
+    return intent.call if isinstance(intent, CallStarted) else intent.request
+
+
+def holding(intent: Intent, rows: Rows, body: bytes | None = None) -> Sequence[Draft]:
+    """Decide on an intent: the intent with its hold, the refusal, or nothing where it must wait."""
+    verdict = reserve(intent.legs, lambda leg: budget_row(rows, leg))
+    match verdict:
+        case Reserved():
+            return [Draft(intent, body)]
+        case CapReached():
+            name = intent.tool if isinstance(intent, CallStarted) else intent.model
+            return [Draft(CostCapReached.refusing(intent_id(intent), name, verdict))]
+        case _:
+            return []
+
+
+def settling(flight: InFlight, truth: Truth, rows: Rows) -> Sequence[Draft]:
+    """Settle what was in flight: exactly once, with the truth, and with an incident for each cap that it passed."""
+    if flight.legs and rows.get(HoldRow, flight.id) is None:
+        return []
+    most = flight.most()
+    usd = most.usd if truth.usd is None else truth.usd
+    tokens = most.tokens if truth.tokens is None else truth.tokens
+    charge = settle(flight.legs, usd, tokens, lambda leg: budget_row(rows, leg)) if flight.legs else None
+    incidents = [
+        Draft(OverrunIncurred(hold=flight.id, scope=over.scope, window=over.window, unit=over.unit, amount=over.amount))
+        for over in (charge.overruns if charge else ())
+    ]
+    return [Draft(_settled(flight, truth, charge), truth.body), *incidents]
+
+
+def _settled(flight: InFlight, truth: Truth, charge: Charge | None) -> AnyEvent:
+    if flight.is_call:
+        return CallSettled(call=flight.id, outcome=truth.outcome, charge=charge)
+    return RequestSettled(request=flight.id, outcome=truth.outcome, usage=truth.usage, charge=charge)
+
+
+def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
+    """Raise or lower a cap, also below what is spent already: what is beyond it is recorded, never hidden."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        overrun = overrun_by_cap(budget_row(rows, account), cap)
+        return [
+            Draft(
+                CapChanged(
+                    scope=account.scope,
+                    window=account.window,
+                    unit=account.unit,
+                    cap=cap,
+                    by=by,
+                    overrun=overrun,
+                    reason=reason,
+                )
+            )
+        ]
+
+    return Write(FLEET, key, decide, [budget_key(account)])
+
+
+class Held(msgspec.Struct, frozen=True):
+    """The intent is committed and its money is held: it may act now."""
+
+    flight: InFlight
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A cap is reached; the refusal is recorded."""
+
+    event: CostCapReached
+
+
+class StillHeld(msgspec.Struct, frozen=True):
+    """The amount would fit, but others held it for longer than patience lasted. Nothing was written."""
+
+    legs: tuple[Leg, ...]
+
+
+class Purse:
+    """Holds and settles money for the sessions of one process, over one store."""
+
+    def __init__(self, store: Store, clock: Clock, patience: int = PATIENCE) -> None:
+        self._store = store
+        self._clock = clock
+        self._patience = patience
+        self._waiting: deque[asyncio.Event] = deque()
+
+    async def hold(self, lease: Lease, intent: Intent, body: bytes | None = None) -> Held | Refused | StillHeld:
+        """Commit an intent with its hold, waiting for other holds to settle where that can make room."""
+        write = self._intending(lease, intent, body)
+        deadline = self._clock.now() + self._patience
+        look = SHORTEST_LOOK
+        while True:
+            committed = await self._store.commit(write)
+            answer = _answer(committed, intent)
+            if answer is not None:
+                self._let_next_try()
+                return answer
+            left = deadline - self._clock.now()
+            if left <= 0:
+                return StillHeld(intent.legs)
+            await self._until_freed(min(look, left))
+            look = min(2 * look, LONGEST_LOOK)
+
+    async def settle(self, lease: Lease, flight: InFlight, truth: Truth) -> Committed:
+        """Commit the outcome with its true cost, and let somebody who waits for money try again."""
+        write = Write(
+            session_stream(lease.session),
+            f"{flight.id}/settled",
+            lambda rows: settling(flight, truth, rows),
+            rows_of_hold(flight.id, flight.legs),
+            lease,
+        )
+        committed = await self._store.commit(write)
+        self._let_next_try()
+        return committed
+
+    async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:
+        """Settle what a crash left without an answer, at its maximum: what may have been spent was spent."""
+        for flight in flights:
+            await self.settle(lease, flight, Truth("unknown"))
+
+    async def forecast(self, name: str, purpose: Purpose = "turn", cold_start: int = COLD_START) -> Forecast:
+        """Tell what the next call of a tool, or request to a model for that purpose, will probably cost."""
+        since = self._clock.now() - SAMPLES_FROM
+        params = {"name": name, "purpose": purpose, "since": since, "limit": SAMPLES_KEPT}
+        return forecast([row.usd for row in await self._store.ask(Query("newest_costs", _Cost, params))], cold_start)
+
+    def _intending(self, lease: Lease, intent: Intent, body: bytes | None) -> Write:
+        return Write(
+            session_stream(lease.session),
+            f"{intent_id(intent)}/held",
+            lambda rows: holding(intent, rows, body),
+            rows_of_hold(intent_id(intent), intent.legs),
+            lease,
+        )
+
+    def _let_next_try(self) -> None:
+        """Pass the word to one waiter at a time; whoever gets its money passes it on."""
+        while self._waiting:
+            first = self._waiting.popleft()
+            if not first.is_set():
+                first.set()
+                return
+
+    async def _until_freed(self, at_most: int) -> None:
+        """Wait for a hold of this process to settle, or a while for one of another process."""
+        freed = asyncio.Event()
+        self._waiting.append(freed)
+        pause = asyncio.ensure_future(self._clock.sleep(at_most))
+        word = asyncio.ensure_future(freed.wait())
+        try:
+            await asyncio.wait((pause, word), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            freed.set()
+            pause.cancel()
+            word.cancel()
+
+
+class _Cost(msgspec.Struct, frozen=True):
+    usd: int
+
+
+def _answer(committed: Committed, intent: Intent) -> Held | Refused | None:
+    for stored in committed.events:
+        if isinstance(stored.event, CostCapReached):
+            return Refused(stored.event)
+        if isinstance(stored.event, (CallStarted, RequestStarted)):
+            name = intent.tool if isinstance(intent, CallStarted) else intent.model
+            is_call = isinstance(intent, CallStarted)
+            return Held(InFlight(intent_id(intent), name, intent.purpose, intent.legs, stored.at, is_call))
+    return None

@@ -1,0 +1,109 @@
+"""The writes that begin, wake, rest and end a session. Each decides against locked rows; none does anything else."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from halter.core.events import (
+    Cause,
+    CostCapReached,
+    Origin,
+    SessionEnded,
+    SessionParked,
+    SessionStarted,
+    SessionWoken,
+    State,
+    WakePosted,
+)
+from halter.core.ids import inbox_stream, session_stream
+from halter.core.money import UNITS, Account, CapReached, Reserved, reserve, settle
+from halter.core.ports import Draft, Lease, Rows, Write
+from halter.core.project import budget_key, budget_row, rows_of_hold
+from halter.core.rows import HoldRow, SessionRow
+
+ALWAYS_WAKE: frozenset[Cause] = frozenset(("message", "decision", "trigger", "child", "webhook", "timer"))
+"""What wakes a session whatever it said it was waiting for; only signals must have been asked for by name."""
+
+
+def start(event: SessionStarted, task: bytes | None = None) -> Write:
+    """Begin a session that stands on its own."""
+    return Write(session_stream(event.session), f"{event.session}/start", lambda _: [Draft(event, task)])
+
+
+def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None) -> Write:
+    """Begin a sub-session whose cap is carved out of its parent's; without room there, nothing begins."""
+    stream = session_stream(event.session)
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        verdict = reserve(event.carved, lambda leg: budget_row(rows, leg))
+        match verdict:
+            case Reserved():
+                return [Draft(event, task, stream=stream)]
+            case CapReached():
+                return [Draft(CostCapReached.refusing(event.session, event.agent, verdict))]
+            case _:
+                return []
+
+    return Write(
+        session_stream(parent.session),
+        f"{event.session}/start",
+        decide,
+        rows_of_hold(event.session, event.carved),
+        parent,
+        (stream,),
+    )
+
+
+def post(session: str, key: str, event: WakePosted, body: bytes | None = None) -> Write:
+    """Put something into a session's inbox. A signal wakes it only if the session said that it would."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(SessionRow, session)
+        wakes = event.cause in ALWAYS_WAKE or (row is not None and event.name in row.wake_on.split())
+        return [Draft(msgspec.structs.replace(event, wakes=wakes), body)]
+
+    return Write(inbox_stream(session), key, decide)
+
+
+def message(session: str, key: str, text: bytes, sender: str, origin: Origin = "person") -> Write:
+    """Say something to a session."""
+    return post(session, key, WakePosted(cause="message", origin=origin, sender=sender, trusted=True), text)
+
+
+def wake(lease: Lease, key: str, cause: Cause | None, inbox_seen: int) -> Write:
+    """Take a session up again; without a cause it is a takeover from an owner that went away."""
+    event = SessionWoken(cause=cause or "takeover", inbox_seen=inbox_seen)
+    return Write(session_stream(lease.session), key, lambda _: [Draft(event)], lease=lease)
+
+
+def park(lease: Lease, key: str, event: SessionParked) -> Write:
+    """Let a session rest, unless something that wakes it arrived that it has not seen: then nothing is written."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(SessionRow, lease.session)
+        unseen = row is not None and row.inbox_wake > event.inbox_seen
+        return [] if unseen else [Draft(event)]
+
+    return Write(session_stream(lease.session), key, decide, lease=lease)
+
+
+def end(lease: Lease, state: State, terminal_reason: str, carved_from: str = "") -> Write:
+    """End a session, and settle what was carved out of its parent's cap with what it really spent.
+
+    Whatever it still holds must be settled before; a hold in doubt is never freed by an ending.
+    """
+    stream = session_stream(lease.session)
+    own = [Account(stream, "", unit) for unit in UNITS]
+    parents = [Account(session_stream(carved_from), "", unit) for unit in UNITS] if carved_from else []
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        usd, tokens = (budget_row(rows, account) for account in own)
+        if usd.held or tokens.held:
+            return []
+        hold = rows.get(HoldRow, lease.session)
+        carved = hold.taken() if hold is not None else ()
+        charge = settle(carved, usd.spent, tokens.spent, lambda leg: budget_row(rows, leg)) if carved else None
+        return [Draft(SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))]
+
+    reads = [(HoldRow, (lease.session,)), *map(budget_key, own + parents)]
+    return Write(stream, f"{lease.session}/{lease.generation}/end", decide, reads, lease)

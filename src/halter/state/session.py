@@ -1,0 +1,149 @@
+"""A session is its events: this is what they fold into."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from halter.core.events import (
+    ENDS,
+    BodiesErased,
+    CallSettled,
+    CallStarted,
+    CapChanged,
+    CostCapReached,
+    OverrunIncurred,
+    Purpose,
+    RequestSettled,
+    RequestStarted,
+    SessionEnded,
+    SessionKind,
+    SessionParked,
+    SessionStarted,
+    SessionWoken,
+    State,
+    Unknown,
+    WakePosted,
+)
+from halter.core.money import Charge, Leg
+from halter.core.ports import Stored
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """An intent without its outcome: after a crash it is in doubt."""
+
+    id: str
+    name: str
+    purpose: Purpose
+    legs: tuple[Leg, ...]
+    since: int
+    is_call: bool
+
+    def most(self) -> Charge:
+        """Tell the charge of something unanswerable: all that was held for it."""
+        return Charge(
+            usd=max((leg.amount for leg in self.legs if leg.unit == "usd"), default=0),
+            tokens=max((leg.amount for leg in self.legs if leg.unit == "tokens"), default=0),
+        )
+
+
+class Session(msgspec.Struct, frozen=True):
+    """Where a session stands after its newest event."""
+
+    session: str = ""
+    agent: str = ""
+    kind: SessionKind = "task"
+    trigger: str = ""
+    parent: str = ""
+    state: State = "RUNNING"
+    terminal_reason: str = ""
+    started_at: int = 0
+    ended_at: int | None = None
+    wake_at: int | None = None
+    inbox_seen: int = 0
+    head: int = 0
+    in_flight: dict[str, InFlight] = {}
+    spent: Charge = Charge()
+    cost_cap_reached: bool = False
+    overrun: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether the session is over."""
+        return self.state in ENDS
+
+
+class UnknownEvent(Exception):
+    """A session has an event that this program does not understand; only a newer program may take it."""
+
+
+def fold(session: Session, stored: Stored) -> Session:
+    """Take one event of the session's own stream into its state."""
+    event = stored.event
+    match event:
+        case CallStarted():
+            flight = InFlight(event.call, event.tool, event.purpose, event.legs, stored.at, is_call=True)
+            return _next(session, stored, in_flight={**session.in_flight, event.call: flight})
+        case RequestStarted():
+            flight = InFlight(event.request, event.model, event.purpose, event.legs, stored.at, is_call=False)
+            return _next(session, stored, in_flight={**session.in_flight, event.request: flight})
+        case CallSettled():
+            return _settled(session, stored, event.call, event.charge)
+        case RequestSettled():
+            return _settled(session, stored, event.request, event.charge)
+        case SessionStarted():
+            return _next(
+                session,
+                stored,
+                session=event.session,
+                agent=event.agent,
+                kind=event.kind,
+                trigger=event.trigger,
+                parent=event.parent,
+                started_at=stored.at,
+            )
+        case SessionWoken():
+            return _next(session, stored, state="RUNNING", inbox_seen=event.inbox_seen, wake_at=None)
+        case SessionParked():
+            return _next(session, stored, state=event.state, inbox_seen=event.inbox_seen, wake_at=event.wake_at)
+        case SessionEnded():
+            return _next(
+                session,
+                stored,
+                state=event.state,
+                terminal_reason=event.terminal_reason,
+                ended_at=stored.at,
+                wake_at=None,
+            )
+        case CostCapReached():
+            return _next(session, stored, cost_cap_reached=True)
+        case OverrunIncurred():
+            return _next(session, stored, overrun=True)
+        case WakePosted() | CapChanged() | BodiesErased():
+            return _next(session, stored)
+        case Unknown():
+            message = (
+                f"Event {stored.seq} of {stored.stream} is a {event.kind} of version {event.version}, "
+                "which this program does not know. Use the newer Halter for this session."
+            )
+            raise UnknownEvent(message)
+
+
+def replay(events: Iterable[Stored]) -> Session:
+    """Fold a whole stream from its start."""
+    session = Session()
+    for stored in events:
+        session = fold(session, stored)
+    return session
+
+
+def _next(before: Session, stored: Stored, **changes: Any) -> Session:
+    return msgspec.structs.replace(before, head=stored.seq, **changes)
+
+
+def _settled(session: Session, stored: Stored, flight: str, charge: Charge | None) -> Session:
+    in_flight = {key: value for key, value in session.in_flight.items() if key != flight}
+    spent = session.spent
+    if charge is not None:
+        spent = Charge(usd=spent.usd + charge.usd, tokens=spent.tokens + charge.tokens)
+    return _next(session, stored, in_flight=in_flight, spent=spent)
