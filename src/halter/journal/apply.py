@@ -1,0 +1,165 @@
+"""What a write does, the same for every store: fence, decide, append, project.
+
+The stores differ only in how they load, lock and save rows.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+
+from halter.core.errors import LeaseLost, UndeclaredRow
+from halter.core.events import AnyEvent, encode
+from halter.core.ids import session_of
+from halter.core.money import BudgetRow
+from halter.core.ports import Committed, Draft, Lease, Stored, Write
+from halter.core.project import Erase, Gone, project
+from halter.core.row import R, Row, RowKey, lock_order
+from halter.core.rows import SessionRow, StreamRow
+from halter.journal.chain import SALT_BYTES, START, body_digest, link
+
+NO_BODY: Final = b""
+
+
+class WorkingSet:
+    """The locked rows of one transaction, as its writes change them one after the other."""
+
+    def __init__(self, loaded: Mapping[RowKey, Row | None], now: int) -> None:
+        self._rows = dict(loaded)
+        self._loaded = loaded
+        self.now = max(now, *_times(loaded.values()))
+        self.events: list[Stored] = []
+        self.erasures: list[Erase] = []
+        self._touched: dict[RowKey, None] = {}
+        self._appended: list[Row] = []
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        """Return a declared row."""
+        try:
+            return cast("R | None", self._rows[kind, key])
+        except KeyError:
+            message = f"A write looked at {kind.TABLE} {key}, which it did not declare; add it to `reads` or `others`."
+            raise UndeclaredRow(message) from None
+
+    def put(self, row: Row) -> None:
+        """Change or add a row; one of an append-only table needs no declaring."""
+        if row.APPEND_ONLY:
+            self._appended.append(row)
+            return
+        key = row.key()
+        if key not in self._rows:
+            message = f"An event changes {row.TABLE} {key[1]}, which its write did not declare; add it to `reads`."
+            raise UndeclaredRow(message)
+        self._rows[key] = row
+        self._touched[key] = None
+
+    def drop(self, key: RowKey) -> None:
+        """Remove a declared row."""
+        self._rows[key] = None
+        self._touched[key] = None
+
+    def changes(self) -> "Changes":
+        """Tell apart what the store has to insert, update and delete."""
+        changes = Changes([*self._appended], [], [], self.events, self.erasures)
+        for key in self._touched:
+            before, after = self._loaded[key], self._rows[key]
+            if after is None:
+                if before is not None:
+                    changes.deletes.append(key)
+            elif before is None:
+                changes.inserts.append(after)
+            else:
+                changes.updates.append(after)
+        return changes
+
+
+def _times(rows: Iterable[Row | None]) -> Iterable[int]:
+    """Yield the times that a new event must not precede, so that a clock set back cannot reorder anything."""
+    yield 0
+    for row in rows:
+        if isinstance(row, StreamRow):
+            yield row.at
+        elif isinstance(row, BudgetRow):
+            yield row.cap_at
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """All that one transaction has to save."""
+
+    inserts: list[Row]
+    updates: list[Row]
+    deletes: list[RowKey]
+    events: list[Stored]
+    erasures: list[Erase]
+
+
+class Applier(Protocol):
+    """What applies one write to a working set; drills put a broken one in its place."""
+
+    def __call__(self, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
+        """Append what the write decides."""
+        ...
+
+
+def declared(writes: Sequence[Write]) -> list[RowKey]:
+    """List every row that the writes may touch, in the one order in which rows are locked."""
+    keys: set[RowKey] = set()
+    for write in writes:
+        for stream in (write.stream, *write.others):
+            keys.add((StreamRow, (stream,)))
+            session = session_of(stream)
+            if session is not None:
+                keys.add((SessionRow, (session,)))
+        keys.update(write.reads)
+    return sorted(keys, key=lock_order)
+
+
+def apply(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
+    """Fence, decide, append, project."""
+    if write.lease is not None:
+        fence(write.lease, rows)
+    drafts = write.decide(rows)
+    return Committed(tuple(append(draft, write, rows, salt) for draft in drafts))
+
+
+def fence(lease: Lease, rows: WorkingSet) -> None:
+    """Refuse an owner whose session was given to somebody else."""
+    row = rows.get(SessionRow, lease.session)
+    if row is None or (row.owner, row.generation) != (lease.worker, lease.generation):
+        owner = f"{row.owner or 'nobody'} (generation {row.generation})" if row else "nobody: it does not exist"
+        message = (
+            f"Session {lease.session} is no longer held by {lease.worker} (generation {lease.generation}); "
+            f"it belongs to {owner}. Nothing was written."
+        )
+        raise LeaseLost(message)
+
+
+def append(draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Stored:
+    """Give an event its place in its stream, link it into the chain, and let it change the rows."""
+    event, facts = encode(draft.event)
+    stored = _stored(event, facts, draft, write, rows, salt)
+    rows.events.append(stored)
+    rows.put(StreamRow(stored.stream, stored.seq, stored.hash, stored.at))
+    for effect in project(event, stored, rows):
+        match effect:
+            case Row():
+                rows.put(effect)
+            case Gone():
+                rows.drop(effect.key)
+            case Erase():
+                rows.erasures.append(effect)
+    return stored
+
+
+def _stored(
+    event: AnyEvent, facts: bytes, draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]
+) -> Stored:
+    stream = draft.stream or write.stream
+    head = rows.get(StreamRow, stream)
+    seq, previous = (head.head + 1, head.hash) if head else (1, START)
+    generation = write.lease.generation if write.lease else 0
+    body_salt = None if draft.body is None else salt(SALT_BYTES)
+    digest = NO_BODY if body_salt is None or draft.body is None else body_digest(body_salt, draft.body)
+    header = (stream, seq, event.KIND, event.VERSION, rows.now, generation, write.key, draft.blob)
+    chained = link(previous, header, facts, digest)
+    return Stored(*header, facts, draft.body, body_salt, digest, chained, event)

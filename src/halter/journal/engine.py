@@ -1,0 +1,137 @@
+"""What the three stores differ in: how rows are loaded, locked, saved and asked for.
+
+An engine is synchronous and knows nothing of asyncio; `JournalStore` runs it in threads, or inline.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from halter.core.errors import LeaseLost
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.ports import Beat, Change, Committed, Lease, Stored, Write
+from halter.core.row import Row, RowKey
+from halter.journal.apply import Applier, Changes, WorkingSet, declared
+
+RETRIES = 20
+
+
+class Conflict(Exception):
+    """Another process inserted the same row first: look again and decide anew."""
+
+
+class Busy(Exception):
+    """The store would have to be waited for, and the caller said that it will not wait."""
+
+
+class Engine(Protocol):
+    """One store's way of keeping rows and events."""
+
+    def begin(self, *, wait: bool = True) -> None:
+        """Open a transaction that may write; raise Busy instead of waiting if told not to wait."""
+        ...
+
+    def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
+        """Lock rows, in the order given, and return them."""
+        ...
+
+    def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
+        """Return the events of writes that were committed before under these keys."""
+        ...
+
+    def now(self) -> int:
+        """Tell the store's time."""
+        ...
+
+    def save(self, changes: Changes) -> None:
+        """Write all changes into the open transaction; Conflict if an inserted row exists by now."""
+        ...
+
+    def commit(self) -> None:
+        """Make the transaction durable."""
+        ...
+
+    def rollback(self) -> None:
+        """Forget the transaction."""
+        ...
+
+    def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
+        """Return events of a stream in order."""
+        ...
+
+    def claim(self, worker: WorkerId, limit: int, program_format: int) -> Sequence[Lease]:
+        """Take due and orphaned sessions that this program understands."""
+        ...
+
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes]) -> Beat:
+        """Renew a worker's leases."""
+        ...
+
+    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Run a named query."""
+        ...
+
+    def put(self, digest: Digest, data: bytes) -> None:
+        """Keep a blob."""
+        ...
+
+    def get(self, digest: Digest) -> bytes | None:
+        """Return a blob, if it is there."""
+        ...
+
+    def wait_for_others(self, timeout: float) -> Sequence[Change]:
+        """Wait, at most so many seconds, for other processes to write; return what they changed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+Answer = Committed | LeaseLost
+
+
+def run(
+    engine: Engine, writes: Sequence[Write], apply: Applier, salt: Callable[[int], bytes], *, wait: bool = True
+) -> list[Answer]:
+    """Commit several writes in one transaction, each as if it were alone.
+
+    A lost lease is the answer of its own write only. Any other error undoes all of them.
+    """
+    for _ in range(RETRIES):
+        engine.begin(wait=wait)
+        done = False
+        try:
+            answers = _together(engine, writes, apply, salt)
+            done = True
+        except Conflict:
+            continue
+        finally:
+            if not done:
+                engine.rollback()
+        return answers
+    message = f"{RETRIES} attempts to commit met rows that others had just inserted."
+    raise Conflict(message)
+
+
+def _together(engine: Engine, writes: Sequence[Write], apply: Applier, salt: Callable[[int], bytes]) -> list[Answer]:
+    loaded = engine.load(declared(writes))
+    earlier = dict(engine.committed([write.key for write in writes]))
+    rows = WorkingSet(loaded, engine.now())
+    answers: list[Answer] = []
+    for write in writes:
+        known = earlier.get(write.key)
+        if known:
+            answers.append(Committed(known, repeated=True))
+            continue
+        try:
+            answer = apply(write, rows, salt)
+        except LeaseLost as lost:
+            answers.append(lost)
+            continue
+        earlier[write.key] = answer.events
+        answers.append(answer)
+    changes = rows.changes()
+    if changes.events:
+        engine.save(changes)
+    engine.commit()
+    return answers

@@ -1,0 +1,181 @@
+"""Memory: for tests and simulations. It keeps every promise but durability."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.ports import Beat, Change, Lease, Stored
+from halter.core.row import Row, RowKey
+from halter.core.rows import FREE, SessionRow
+from halter.journal.apply import Changes
+from halter.journal.sqlite import LEASE, SqliteEngine
+
+
+class MemoryEngine:
+    """Rows and events in dictionaries.
+
+    Questions are answered by a private in-memory SQLite that is brought up to date when somebody asks:
+    so each query is written once, in SQL.
+    """
+
+    def __init__(self, *, now: Callable[[], int], new_id: Callable[[], str], lease: int = LEASE) -> None:
+        self._clock = now
+        self._new_id = new_id
+        self._lease = lease
+        self._rows: dict[RowKey, Row] = {}
+        self._sessions: dict[str, RowKey] = {}
+        self._streams: dict[StreamId, list[Stored]] = {}
+        self._keys: dict[str, list[Stored]] = {}
+        self._blobs: dict[Digest, bytes] = {}
+        self._alive: dict[WorkerId, int] = {}
+        self._snapshots: dict[SessionId, tuple[int, bytes]] = {}
+        self._mirror: SqliteEngine | None = None
+        self._unmirrored = Unmirrored()
+
+    def begin(self, *, wait: bool = True) -> None:
+        """Nothing to lock: one thread works here."""
+
+    def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
+        """Return rows."""
+        rows = self._rows
+        return {key: rows.get(key) for key in keys}
+
+    def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
+        """Return the events of writes that were committed before under these keys."""
+        return {key: tuple(self._keys[key]) for key in keys if key in self._keys}
+
+    def now(self) -> int:
+        """Tell the time of the clock it was given."""
+        return self._clock()
+
+    def save(self, changes: Changes) -> None:
+        """Put all changes in place; nothing can fail half-way."""
+        for row in (*changes.inserts, *changes.updates):
+            self._put(row)
+        for key in changes.deletes:
+            del self._rows[key]
+            self._unmirrored.rows[key] = None
+        for event in changes.events:
+            self._streams.setdefault(event.stream, []).append(event)
+            self._keys.setdefault(event.key, []).append(event)
+        self._unmirrored.events.extend(changes.events)
+        for erase in changes.erasures:
+            self._erase(erase.stream, erase.through)
+
+    def _put(self, row: Row) -> None:
+        key = row.key()
+        self._rows[key] = row
+        self._unmirrored.rows[key] = None
+        if isinstance(row, SessionRow):
+            self._sessions[row.session] = key
+
+    def _erase(self, stream: StreamId, through: int) -> None:
+        events = self._streams.get(stream, [])
+        named = {event.blob for event in events if event.seq <= through and event.blob}
+        others = {
+            event.blob
+            for name, kept in self._streams.items()
+            for event in kept
+            if event.blob in named and not (name == stream and event.seq <= through)
+        }
+        for digest in named - others:
+            self._blobs.pop(digest, None)
+        self._streams[stream] = [
+            msgspec.structs.replace(event, body=None, salt=None) if event.seq <= through else event for event in events
+        ]
+        self._mirror = None
+
+    def commit(self) -> None:
+        """Nothing to sync."""
+
+    def rollback(self) -> None:
+        """Nothing was put in place yet."""
+
+    def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
+        """Return events of a stream in order."""
+        return self._streams.get(stream, [])[after : after + limit]
+
+    def claim(self, worker: WorkerId, limit: int, program_format: int) -> Sequence[Lease]:
+        """Take orphaned sessions first, then due ones."""
+        now = self.now()
+        self._alive[worker] = now + self._lease
+        mine = [row for row in self._session_rows() if row.format <= program_format]
+        orphans = [row for row in mine if self._orphaned(row, worker, now)]
+        due = [row for row in mine if row.owner == FREE and row.due_at is not None and row.due_at <= now]
+        due.sort(key=lambda row: (row.due_at, row.session))
+        return [self._take(row, worker) for row in (orphans + due)[:limit]]
+
+    def _session_rows(self) -> list[SessionRow]:
+        rows = (self._rows[key] for key in self._sessions.values())
+        return [row for row in rows if isinstance(row, SessionRow)]
+
+    def _orphaned(self, row: SessionRow, worker: WorkerId, now: int) -> bool:
+        owner = WorkerId(row.owner)
+        return row.owner not in (FREE, worker) and self._alive.get(owner, now) < now
+
+    def _take(self, row: SessionRow, worker: WorkerId) -> Lease:
+        self._put(msgspec.structs.replace(row, owner=worker, generation=row.generation + 1))
+        return Lease(SessionId(row.session), worker, row.generation + 1)
+
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes]) -> Beat:
+        """Renew a worker's leases; after a lapse, say which are left."""
+        now = self.now()
+        lapsed = self._alive.get(worker, now - 1) < now
+        self._alive[worker] = now + self._lease
+        self._snapshots.update({session: (now, data) for session, data in snapshots.items()})
+        if not lapsed:
+            return Beat(now)
+        owned = [row for row in self._session_rows() if row.owner == worker]
+        return Beat(now, frozenset(Lease(SessionId(row.session), worker, row.generation) for row in owned))
+
+    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Run a named query on the mirror."""
+        if self._mirror is None:
+            self._mirror = SqliteEngine(":memory:", now=self._clock, new_id=self._new_id)
+            self._unmirrored = Unmirrored(
+                dict.fromkeys(self._rows), [e for kept in self._streams.values() for e in kept]
+            )
+            for digest, data in self._blobs.items():
+                self._mirror.put(digest, data)
+        pending, self._unmirrored = self._unmirrored, Unmirrored()
+        self._mirror.begin()
+        before = self._mirror.load(list(pending.rows))
+        changes = Changes([], [], [], pending.events, [])
+        for key, old in before.items():
+            new = self._rows.get(key)
+            if new is not None:
+                (changes.inserts if old is None else changes.updates).append(new)
+            elif old is not None:
+                changes.deletes.append(key)
+        self._mirror.save(changes)
+        self._mirror.commit()
+        return self._mirror.ask(name, params)
+
+    def put(self, digest: Digest, data: bytes) -> None:
+        """Keep a blob."""
+        self._blobs[digest] = data
+        if self._mirror is not None:
+            self._mirror.put(digest, data)
+
+    def get(self, digest: Digest) -> bytes | None:
+        """Return a blob, if it is there."""
+        return self._blobs.get(digest)
+
+    def wait_for_others(self, timeout: float) -> Sequence[Change]:
+        """There are no others."""
+        return []
+
+    def close(self) -> None:
+        """Forget the mirror; the rows go with the engine."""
+        if self._mirror is not None:
+            self._mirror.close()
+            self._mirror = None
+
+
+class Unmirrored(msgspec.Struct):
+    """What the mirror has not seen yet."""
+
+    rows: dict[RowKey, None] = {}
+    events: list[Stored] = []

@@ -1,0 +1,1 @@
+"""SQL, by dialect; `queries.sql` is read by both."""

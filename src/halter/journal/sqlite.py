@@ -1,0 +1,309 @@
+"""SQLite: one file, WAL, synchronous=FULL. The default store."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from halter.core.clock import SECOND
+from halter.core.errors import StoreError, StoreUnavailable, StoreUnusable
+from halter.core.events import decode
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.ports import Beat, Change, Lease, Stored
+from halter.core.row import Row, RowKey
+from halter.journal.apply import Changes
+from halter.journal.engine import Busy
+from halter.journal.queries import load, migrations, row_statements
+
+OLDEST_SQLITE: Final = (3, 37, 0)
+LOCK_SECONDS: Final = 10.0
+LEASE: Final = 15 * SECOND
+
+
+def open_connection(path: str, *, uri: bool = False) -> sqlite3.Connection:
+    """Open a connection whose commits survive a power cut."""
+    connection = sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, cached_statements=256, uri=uri, timeout=LOCK_SECONDS
+    )
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA secure_delete = ON")
+    return connection
+
+
+class SqliteEngine:
+    """Rows and events in one SQLite file, shared by any number of processes on one machine."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        now: Callable[[], int],
+        new_id: Callable[[], str],
+        lease: int = LEASE,
+        connect: Callable[[str], sqlite3.Connection] = open_connection,
+    ) -> None:
+        self._path = path
+        self._clock = now
+        self._lease = lease
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            message = f"SQLite {sqlite3.sqlite_version} is too old: Halter needs 3.37. Use a newer Python build."
+            raise StoreUnusable(message)
+        with self._translated():
+            self._connection = connect(path)
+            self._migrate(new_id)
+            self._reader = self._connection if path == ":memory:" else connect(path)
+            self._reader.row_factory = None
+        self._sql = load("sqlite/engine.sql")
+        self._questions = load("queries.sql")
+        self._version = self._data_version()
+        self._position = self._last_position()
+
+    def begin(self, *, wait: bool = True) -> None:
+        """Take the one write lock of the file."""
+        if wait:
+            with self._translated():
+                self._connection.execute("BEGIN IMMEDIATE")
+            return
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            raise Busy from error
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {int(LOCK_SECONDS * 1000)}")
+
+    def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
+        """Return rows; the write lock of the file is the lock on all of them."""
+        with self._translated():
+            return {key: self._row(key) for key in keys}
+
+    def _row(self, key: RowKey) -> Row | None:
+        kind, values = key
+        found = self._connection.execute(row_statements(kind).select, values).fetchone()
+        return None if found is None else kind(*found)
+
+    def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
+        """Return the events of writes that were committed before under these keys."""
+        found: dict[str, tuple[Stored, ...]] = {}
+        with self._translated():
+            for key in keys:
+                rows = self._connection.execute(self._sql["by_key"], {"key": key}).fetchall()
+                if rows:
+                    found[key] = tuple(stored(row) for row in rows)
+        return found
+
+    def now(self) -> int:
+        """Tell the time of this machine: all processes of a file share it."""
+        return self._clock()
+
+    def save(self, changes: Changes) -> None:
+        """Write all changes into the open transaction."""
+        with self._translated():
+            execute = self._connection.execute
+            for row in changes.inserts:
+                execute(row_statements(type(row)).insert, msgspec.structs.astuple(row))
+            for row in changes.updates:
+                values = msgspec.structs.astuple(row)
+                size = len(row.KEY)
+                execute(row_statements(type(row)).update, values[size:] + values[:size])
+            for kind, values in changes.deletes:
+                execute(row_statements(kind).delete, values)
+            self._connection.executemany(self._sql["append"], [event_columns(event) for event in changes.events])
+            for erase in changes.erasures:
+                params = {"stream": erase.stream, "through": erase.through}
+                execute(self._sql["erase_blobs"], params)
+                execute(self._sql["erase_bodies"], params)
+
+    def commit(self) -> None:
+        """Make the transaction durable: this returns after the disk has it."""
+        with self._translated():
+            self._connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Forget the transaction."""
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
+        """Return events of a stream in order."""
+        params = {"stream": stream, "after": after, "limit": limit}
+        with self._translated():
+            return [stored(row) for row in self._reader.execute(self._sql["read"], params)]
+
+    def claim(self, worker: WorkerId, limit: int, program_format: int) -> Sequence[Lease]:
+        """Take orphaned sessions first, then due ones."""
+        with self._transaction() as execute:
+            now = self.now()
+            execute(self._sql["renew"], {"worker": worker, "until": now + self._lease})
+            leases: list[Lease] = []
+            for name in ("claim_orphans", "claim_due"):
+                params = {"worker": worker, "now": now, "format": program_format, "limit": limit - len(leases)}
+                leases += [Lease(SessionId(row[0]), worker, row[1]) for row in execute(self._sql[name], params)]
+            return leases
+
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes]) -> Beat:
+        """Renew a worker's leases; after a lapse, say which are left."""
+        with self._transaction() as execute:
+            now = self.now()
+            before = execute(self._sql["alive_until"], {"worker": worker}).fetchone()
+            execute(self._sql["renew"], {"worker": worker, "until": now + self._lease})
+            for session, data in snapshots.items():
+                execute(self._sql["snapshot"], {"session": session, "at": now, "data": data})
+            if before is not None and before[0] >= now:
+                return Beat(now)
+            owned = execute(self._sql["owned"], {"worker": worker}).fetchall()
+            return Beat(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
+
+    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Run a named query."""
+        with self._translated():
+            cursor = self._reader.execute(self._questions[name], dict(params))
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def put(self, digest: Digest, data: bytes) -> None:
+        """Keep a blob."""
+        with self._transaction() as execute:
+            execute(self._sql["put"], {"digest": digest, "data": data})
+
+    def get(self, digest: Digest) -> bytes | None:
+        """Return a blob, if it is there."""
+        with self._translated():
+            row = self._reader.execute(self._sql["get"], {"digest": digest}).fetchone()
+        return None if row is None else row[0]
+
+    def wait_for_others(self, timeout: float) -> Sequence[Change]:
+        """Wait, then look whether any other connection has committed since the last look."""
+        time.sleep(timeout)
+        version = self._data_version()
+        if version == self._version:
+            return []
+        self._version = version
+        rows = self._reader.execute(self._sql["grown"], {"position": self._position}).fetchall()
+        self._position = max((row[2] for row in rows), default=self._position)
+        return [Change(StreamId(row[0]), row[1]) for row in rows]
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._translated():
+            if self._reader is not self._connection:
+                self._reader.close()
+            self._connection.close()
+
+    def _data_version(self) -> int:
+        return self._reader.execute("PRAGMA data_version").fetchone()[0]
+
+    def _last_position(self) -> int:
+        return self._reader.execute("SELECT COALESCE(MAX(position), 0) FROM events").fetchone()[0]
+
+    def _migrate(self, new_id: Callable[[], str]) -> None:
+        known = migrations("sqlite")
+        with self._transaction() as execute:
+            execute("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
+            row = execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+            version = int(row[0]) if row else 0
+            refuse_newer(version, known[-1][0], self._path)
+            for number, script in known:
+                if number > version:
+                    for statement in statements(script):
+                        execute(statement)
+            if version == 0:
+                execute("INSERT INTO meta VALUES ('store', ?)", (new_id(),))
+            if version < known[-1][0]:
+                execute("INSERT OR REPLACE INTO meta VALUES ('schema', ?)", (str(known[-1][0]),))
+
+    @contextmanager
+    def _transaction(self) -> Generator[Callable[..., sqlite3.Cursor]]:
+        with self._translated():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection.execute
+                self._connection.execute("COMMIT")
+            finally:
+                self.rollback()
+
+    @contextmanager
+    def _translated(self) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            raise in_words(error, self._path) from error
+
+
+def in_words(error: sqlite3.Error, path: str) -> StoreError:
+    """Turn SQLite's error into a sentence for the person who can act."""
+    name = getattr(error, "sqlite_errorname", "")
+    text = str(error)
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreUnavailable(
+            f"The store {path} has been locked by another process for {LOCK_SECONDS:.0f} s. "
+            "Nothing was written; it will be tried again. If it stays so, look for a program that keeps it open."
+        )
+    if name.startswith("SQLITE_FULL"):
+        return StoreUnavailable(f"The disk of {path} is full. Nothing was written; free some space and it goes on.")
+    if name.startswith("SQLITE_READONLY"):
+        return StoreUnusable(
+            f"The store {path} cannot be written to: make the file and its folder writable for this user."
+        )
+    if name.startswith("SQLITE_CANTOPEN"):
+        folder = Path(path).parent
+        return StoreUnusable(f"The store {path} cannot be opened: check that {folder} exists and may be written to.")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return StoreUnusable(
+            f"The store {path} is damaged or not a Halter store ({text}). "
+            "Restore it from a backup, or name another file."
+        )
+    if name.startswith("SQLITE_IOERR"):
+        return StoreUnavailable(f"The disk of {path} failed ({text}). Nothing was written; check the disk.")
+    return StoreUnusable(f"The store {path} did not understand what was asked of it ({text}).")
+
+
+def refuse_newer(version: int, known: int, where: str) -> None:
+    """Leave a store alone that a newer program has changed."""
+    if version > known:
+        message = (
+            f"The store {where} has schema {version}, and this program knows only {known}. "
+            "Nothing was touched; use the newer Halter, or another store."
+        )
+        raise StoreUnusable(message)
+
+
+def statements(script: str) -> Iterator[str]:
+    """Split a migration at its semicolons."""
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            yield pending
+            pending = ""
+
+
+def stored(row: Sequence[Any]) -> Stored:
+    """Read an event from its columns."""
+    return Stored(*row, event=decode(row[2], row[3], row[8]))
+
+
+def event_columns(event: Stored) -> tuple[Any, ...]:
+    """Write an event as its columns."""
+    return (
+        event.stream,
+        event.seq,
+        event.kind,
+        event.version,
+        event.at,
+        event.generation,
+        event.key,
+        event.blob,
+        event.facts,
+        event.body,
+        event.salt,
+        event.digest,
+        event.hash,
+    )

@@ -1,0 +1,231 @@
+"""The store that every layer above sees: one writer that commits what waits together."""
+
+import asyncio
+import secrets
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from typing import Final, TypeVar
+
+import msgspec
+
+from halter.core.errors import LeaseLost, StoreError
+from halter.core.events import FORMAT
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.ports import Beat, Change, Committed, Lease, Query, Stored, Write
+from halter.core.text import clean
+from halter.journal.apply import Applier, apply
+from halter.journal.engine import Answer, Busy, Engine, run
+
+T = TypeVar("T")
+
+BATCH: Final = 256
+"""How many writes share one transaction at most: enough to share a sync, few enough to keep locks short."""
+
+BLOB_FROM: Final = 32 * 1024
+"""Bodies larger than this are kept as blobs."""
+
+HINTS_KEPT: Final = 1024
+WATCH_SECONDS: Final = 0.05
+
+Observer = Callable[[Sequence[Stored]], None]
+
+
+class JournalStore:
+    """A store over an engine.
+
+    With `inline`, everything runs in the caller's thread, as simulation wants it. Otherwise one thread writes:
+    what arrives while it is busy shares its next transaction, and a lone write skips the thread altogether.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        inline: bool = False,
+        salt: Callable[[int], bytes] = secrets.token_bytes,
+        applier: Applier = apply,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self._engine = engine
+        self._inline = inline
+        self._salt = salt
+        self._applier = applier
+        self._observers = observers
+        self._waiting: deque[tuple[Write, asyncio.Future[Committed]]] = deque()
+        self._busy = False
+        self._writing_now = threading.Lock()
+        self._writer = ThreadPoolExecutor(1, "halter-journal-writer")
+        self._reader = ThreadPoolExecutor(1, "halter-journal-reader")
+        self._followers: set[asyncio.Queue[Change]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def commit(self, write: Write) -> Committed:
+        """Do all of the write or nothing; it is durable when this returns."""
+        if clean(write.key) != write.key:
+            write = Write(write.stream, clean(write.key), write.decide, write.reads, write.lease, write.others)
+        if self._inline:
+            return self._told(self._run([write])[0])
+        answer: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
+        self._waiting.append((write, answer))
+        if not self._busy:
+            self._busy = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        return await answer
+
+    async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
+        """Return the events of a stream that follow `after`, in order."""
+        return await self._reading(lambda: self._engine.read(stream, after, limit))
+
+    async def claim(self, worker: WorkerId, limit: int) -> Sequence[Lease]:
+        """Take sessions that are due or orphaned; each gets its next generation."""
+        return await self._writing(lambda: self._engine.claim(worker, limit, FORMAT))
+
+    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}) -> Beat:
+        """Renew all leases of a worker."""
+        return await self._writing(lambda: self._engine.beat(worker, snapshots))
+
+    async def ask(self, query: Query[T]) -> Sequence[T]:
+        """Answer a named read-only question."""
+        found = await self._reading(lambda: self._engine.ask(query.name, query.params))
+        return [msgspec.convert(row, query.row, strict=False) for row in found]
+
+    async def put(self, data: bytes) -> Digest:
+        """Keep a blob under its digest."""
+        digest = Digest(sha256(data).hexdigest())
+        await self._writing(lambda: self._engine.put(digest, data))
+        return digest
+
+    async def get(self, digest: Digest) -> bytes:
+        """Return a blob; KeyError if it is not there, or no longer."""
+        data = await self._reading(lambda: self._engine.get(digest))
+        if data is None:
+            raise KeyError(digest)
+        return data
+
+    async def changes(self) -> AsyncIterator[Change]:
+        """Follow which streams grow. A reader that lags loses hints, never events."""
+        hints: asyncio.Queue[Change] = asyncio.Queue(HINTS_KEPT)
+        self._followers.add(hints)
+        if self._watcher is None and not self._inline:
+            self._watcher = asyncio.create_task(self._watch(), name="halter-journal-watcher")
+        try:
+            while True:
+                yield await hints.get()
+        finally:
+            self._followers.discard(hints)
+
+    async def close(self) -> None:
+        """Finish what was begun and let go of the store."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._watcher is not None:
+            await asyncio.wait([self._watcher])
+        await self._writing(self._engine.close)
+        self._writer.shutdown()
+        self._reader.shutdown()
+
+    def _run(self, writes: Sequence[Write], *, wait: bool = True) -> list[Answer]:
+        if not self._writing_now.acquire(blocking=wait):
+            raise Busy
+        try:
+            answers = run(self._engine, writes, self._applier, self._salt, wait=wait)
+        finally:
+            self._writing_now.release()
+        fresh = [
+            event
+            for answer in answers
+            if isinstance(answer, Committed) and not answer.repeated
+            for event in answer.events
+        ]
+        if fresh:
+            for observe in self._observers:
+                observe(fresh)
+        return answers
+
+    def _flush(self) -> None:
+        batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+        if len(batch) == 1 and self._ran_at_once(batch):
+            self._flushed()
+            return
+        attempt = asyncio.get_running_loop().run_in_executor(self._writer, self._run, [write for write, _ in batch])
+        attempt.add_done_callback(lambda done: self._wrote(batch, done))
+
+    def _ran_at_once(self, batch: list[tuple[Write, asyncio.Future[Committed]]]) -> bool:
+        """Commit a lone write in this thread: cheaper than waking another, unless the store must be waited for."""
+        done: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        try:
+            done.set_result(self._run([batch[0][0]], wait=False))
+        except Busy:
+            return False
+        except Exception as error:  # noqa: BLE001  whoever asked for this write gets its error
+            done.set_exception(error)
+        self._answered(batch, done)
+        return True
+
+    def _wrote(self, batch: list[tuple[Write, asyncio.Future[Committed]]], done: asyncio.Future[list[Answer]]) -> None:
+        error = done.exception()
+        if error is None or len(batch) == 1 or isinstance(error, StoreError):
+            self._answered(batch, done)
+            self._flushed()
+        else:
+            self._one_by_one(batch)
+
+    def _one_by_one(self, batch: list[tuple[Write, asyncio.Future[Committed]]]) -> None:
+        """Give each write of a failed batch a transaction of its own, so that only the culprit fails."""
+        loop = asyncio.get_running_loop()
+        for write, answer in batch:
+            attempt = loop.run_in_executor(self._writer, self._run, [write])
+            alone = [(write, answer)]
+            attempt.add_done_callback(lambda done, alone=alone: self._answered(alone, done))
+        self._flushed()
+
+    def _answered(
+        self, batch: list[tuple[Write, asyncio.Future[Committed]]], done: asyncio.Future[list[Answer]]
+    ) -> None:
+        error = done.exception()
+        answers = [error] * len(batch) if error is not None else done.result()
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.done():
+                continue
+            if isinstance(answer, Committed):
+                future.set_result(self._told(answer))
+            else:
+                future.set_exception(answer)
+
+    def _flushed(self) -> None:
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._flush)
+        else:
+            self._busy = False
+
+    def _told(self, answer: Answer) -> Committed:
+        if isinstance(answer, LeaseLost):
+            raise answer
+        if self._followers and not answer.repeated:
+            self._hint([Change(event.stream, event.seq) for event in answer.events])
+        return answer
+
+    def _hint(self, changes: Sequence[Change]) -> None:
+        for follower in self._followers:
+            for change in changes:
+                if not follower.full():
+                    follower.put_nowait(change)
+
+    async def _watch(self) -> None:
+        while not self._closed:
+            self._hint(await asyncio.to_thread(self._engine.wait_for_others, WATCH_SECONDS))
+
+    async def _writing(self, job: Callable[[], T]) -> T:
+        def alone() -> T:
+            with self._writing_now:
+                return job()
+
+        return alone() if self._inline else await asyncio.get_running_loop().run_in_executor(self._writer, alone)
+
+    async def _reading(self, job: Callable[[], T]) -> T:
+        return job() if self._inline else await asyncio.get_running_loop().run_in_executor(self._reader, job)
