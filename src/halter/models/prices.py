@@ -1,0 +1,346 @@
+"""What models cost: the configuration's own prices first, then the bundled table of genai-prices.
+
+A model's entry is compiled once into a `Tariff` of whole numbers, because a hold is worked out at every step:
+dollars per million tokens are micro-dollars per token, and times SCALE every rate of the table is an integer.
+So nothing is rounded before the end, whatever the sums.
+
+The table is the one that came with the installed package: nothing is fetched, and no updater is started. It
+knows more than tokens (searches, pages, batch and priority tiers); Halter asks for none of these. Of cache
+writes it takes the price of a cache that lives for minutes, which is what wires must ask for: one that lives
+for an hour costs more, and a usage does not tell the two apart.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from ipaddress import ip_address
+from itertools import accumulate
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from halter.core.clock import DAY
+from halter.core.usage import FREE, ModelName, Price, Rates, Unpriced, Usage
+
+if TYPE_CHECKING:
+    from genai_prices.types import (
+        ConditionalPrice,
+        ModelInfo,
+        ModelPrice,
+        Provider,
+        TieredPrices,
+    )
+
+    Figure = Decimal | TieredPrices | None
+
+SCALE: Final = 10**18
+MARGIN: Final = Decimal("0.02")
+NO_LIMIT: Final = 10**9
+"""More tokens than anyone answers with."""
+
+_FREE_BY_NATURE: Final = frozenset(("ollama", "scripted", "reflex"))
+_TABLE_NAMES: Final = MappingProxyType({"gemini": "google"})
+_SOCKETS: Final = frozenset(("unix", "http+unix"))
+_ALWAYS: Final = -(1 << 63)
+_EPOCH: Final = date(1970, 1, 1)
+_NOTHING: Final = Decimal(0)
+
+
+class Tier(msgspec.Struct, frozen=True):
+    """The rates while a request's input is above some number of tokens, in micro-dollars × SCALE."""
+
+    above: int
+    plain: int
+    cache_read: int
+    cache_write: int
+    output: int
+    request: int
+
+    def cost(self, plain: int, read: int, write: int, output: int) -> int:
+        """Tell what one request of so many tokens of each sort costs."""
+        return (
+            plain * self.plain + read * self.cache_read + write * self.cache_write + output * self.output + self.request
+        )
+
+
+class Period(msgspec.Struct, frozen=True):
+    """Some rates, and when they hold: from a moment on, or daily between two times of day.
+
+    The highest tier stands first. Beside each tier stands its ceiling, which charges all input at the dearest
+    rate of this tier and of those below: a request that is counted into a tier may turn out smaller, and may
+    be cached in any way.
+    """
+
+    tiers: tuple[Tier, ...]
+    ceilings: tuple[Tier, ...]
+    since: int = _ALWAYS
+    daily: tuple[int, int] | None = None
+
+    def holds(self, at: int) -> bool:
+        """Tell whether these rates hold at that moment."""
+        if self.daily is None:
+            return at >= self.since
+        start, end = self.daily
+        now = at % DAY
+        return start <= now < end if start <= end else now >= start or now < end
+
+
+class Tariff(msgspec.Struct, frozen=True):
+    """The rates of one model. The first period that holds counts; the last one always does."""
+
+    periods: tuple[Period, ...]
+    loading: tuple[int, int]
+    """One plus the margin, as a fraction."""
+
+    def cost(self, usage: Usage, at: int) -> int:
+        """Tell the true cost of a request that was made at that time, rounded up once."""
+        period = next(period for period in self.periods if period.holds(at))
+        read, write = usage.cache_read_tokens, usage.cache_write_tokens
+        tier = _reached(period.tiers, usage.input_tokens)
+        exact = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
+        return -(-exact // SCALE)
+
+    def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
+        """Tell what no request of at most these tokens can exceed, also if it is billed up to a day later."""
+        if max_output_tokens < 0:
+            raise ValueError(f"A request cannot have {max_output_tokens} output tokens.")
+        dearest = max(
+            ceiling.cost(input_tokens, 0, 0, max_output_tokens) for ceiling in self._ceilings(input_tokens, at)
+        )
+        numerator, denominator = self.loading
+        return -(-dearest * numerator // (denominator * SCALE))
+
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = NO_LIMIT) -> int:
+        """Tell the most output, up to `at_most`, whose bound the budget covers; 0 if not one token fits."""
+        numerator, denominator = self.loading
+        room = budget_micros * denominator * SCALE // numerator
+        fitting = (_output_in(room, ceiling, input_tokens) for ceiling in self._ceilings(input_tokens, at))
+        return max(0, min(at_most, *fitting))
+
+    def _ceilings(self, input_tokens: int, at: int) -> Iterator[Tier]:
+        """Yield what may count when the request is billed: any time of day, and what starts within a day."""
+        for period in self.periods:
+            if period.since <= at + DAY:
+                yield _reached(period.ceilings, input_tokens)
+            if period.since <= at and period.daily is None:
+                return
+
+
+def _reached(tiers: Iterable[Tier], input_tokens: int) -> Tier:
+    for tier in tiers:
+        if input_tokens > tier.above:
+            return tier
+    raise ValueError(f"A request cannot have {input_tokens} input tokens.")
+
+
+def _output_in(room: int, ceiling: Tier, input_tokens: int) -> int:
+    left = room - ceiling.cost(input_tokens, 0, 0, 0)
+    if ceiling.output:
+        return left // ceiling.output
+    return NO_LIMIT if left >= 0 else 0
+
+
+class Prices:
+    """The price table of a fleet: finds each model once and remembers it.
+
+    `own` maps `provider:model`, or a provider's name for all its models, to what the configuration says.
+    """
+
+    def __init__(self, own: Mapping[str, Price] = MappingProxyType({}), margin: Decimal = MARGIN) -> None:
+        if not (margin.is_finite() and margin >= 0):
+            raise ValueError(f"The margin of a hold is a share from 0 up, but {margin} is not.")
+        self._own = {_own_key(name): price for name, price in own.items()}
+        self._margin = margin
+        self._found: dict[tuple[ModelName, str | None], Tariff | Unpriced] = {}
+
+    def find(self, model: ModelName, base_url: str | None = None) -> Rates | Unpriced:
+        """Look up a model, at the address it is reached by if that is not the provider's usual one.
+
+        The first lookup in the bundled table imports it, which takes a quarter of a second: do it before work
+        starts.
+        """
+        found = self._found.get((model, base_url))
+        if found is None:
+            found = self._found[model, base_url] = self._look_up(model, base_url)
+        return found
+
+    def _look_up(self, model: ModelName, base_url: str | None) -> Tariff | Unpriced:
+        own = self._own.get(str(model)) or self._own.get(model.provider)
+        if own is not None:
+            return stated(own, self._margin)
+        if model.provider in _FREE_BY_NATURE or on_this_machine(base_url):
+            return stated(FREE, self._margin)
+        return _listed(model, base_url, self._margin)
+
+
+def _own_key(name: str) -> str:
+    return str(ModelName.parse(name)) if ":" in name or "/" in name else name
+
+
+def on_this_machine(base_url: str | None) -> bool:
+    """Tell whether an address leads to this machine and nowhere else."""
+    try:
+        parts = urlsplit(base_url or "")
+        host = parts.hostname or ""
+        return parts.scheme in _SOCKETS or host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def stated(price: Price, margin: Decimal = MARGIN) -> Tariff:
+    """Compile a price of the configuration."""
+    tier = _tier(-1, price.input, price.cache_read, price.cache_write, price.output)
+    return Tariff((_period([tier]),), _loading(margin))
+
+
+def listed(model: "ModelInfo", margin: Decimal = MARGIN) -> Tariff | None:
+    """Compile an entry of the bundled table, or None if it does not price both directions of tokens.
+
+    Entries without figures are common: the table leaves out zeros, so these may be free or of unknown price.
+    """
+    from genai_prices.types import ConditionalPrice, ModelPrice
+
+    rules = model.prices
+    if isinstance(rules, ModelPrice):
+        rules = [ConditionalPrice(prices=rules)]
+    if not rules or any(rule.prices.input_mtok is None or rule.prices.output_mtok is None for rule in rules):
+        return None
+    # Of several rules that hold, the last counts; if none does, the first.
+    periods = [_ruled(rule) for rule in reversed(rules)]
+    fallback = msgspec.structs.replace(periods[-1], since=_ALWAYS, daily=None)
+    return Tariff((*periods, fallback), _loading(margin))
+
+
+def _listed(model: ModelName, base_url: str | None, margin: Decimal) -> Tariff | Unpriced:
+    from genai_prices.data import providers
+
+    seller = _seller(providers, model.provider, base_url)
+    if seller is None:
+        who = f"provider {model.provider!r}" if base_url is None else f"provider at {_host(base_url)}"
+        return Unpriced(model, f"the bundled price table has no {who}")
+    entry = seller.find_model(model.model, all_providers=providers)
+    if entry is None:
+        return Unpriced(model, f"the bundled price table has no such model of {seller.name}")
+    return listed(entry, margin) or Unpriced(
+        model, f"the bundled price table lists {entry.id} without a price of its tokens"
+    )
+
+
+def _seller(providers: Sequence["Provider"], name: str, base_url: str | None) -> "Provider | None":
+    """Find out who sends the bill: the address tells, or without one, the name.
+
+    Names must match exactly. The library's own lookup takes `my-openai-proxy` for OpenAI.
+    """
+    named = [provider for provider in providers if provider.id == _TABLE_NAMES.get(name, name)]
+    if base_url is None:
+        return next(iter(named), None)
+    return next((seller for seller in (*named, *providers) if re.match(seller.api_pattern, base_url)), None)
+
+
+def _host(base_url: str) -> str:
+    # The whole address might contain a password.
+    try:
+        return urlsplit(base_url).hostname or "an address without a host"
+    except ValueError:
+        return "an address that cannot be read"
+
+
+def _ruled(rule: "ConditionalPrice") -> Period:
+    from genai_prices.types import StartDateConstraint
+
+    tiers = _tiers(rule.prices)
+    match rule.constraint:
+        case None:
+            return _period(tiers)
+        case StartDateConstraint(start_date=day):
+            return _period(tiers, since=(day - _EPOCH).days * DAY)
+        case daily:
+            return _period(tiers, daily=(_time_of_day(daily.start_time), _time_of_day(daily.end_time)))
+
+
+def _time_of_day(moment: time) -> int:
+    zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    since_midnight = datetime.combine(_EPOCH, zoned) - datetime.combine(_EPOCH, time(tzinfo=UTC))
+    return since_midnight // timedelta(microseconds=1) % DAY
+
+
+def _tiers(price: "ModelPrice") -> list[Tier]:
+    """Compile the tiers, lowest first.
+
+    A usage does not tell the sorts of output apart: where they have rates of their own, the dearest is taken.
+    """
+    output = (price.output_mtok, price.output_reasoning_mtok, price.output_citation_mtok)
+    figures = (price.input_mtok, price.cache_read_mtok, price.cache_write_mtok, price.requests_kcount)
+    return [
+        _tier(
+            above,
+            _figure(price.input_mtok, above) or _NOTHING,
+            _figure(price.cache_read_mtok, above),
+            _figure(price.cache_write_mtok, above),
+            max(_figure(sort, above) or _NOTHING for sort in output),
+            _figure(price.requests_kcount, above) or _NOTHING,
+        )
+        for above in _thresholds((*output, *figures))
+    ]
+
+
+def _thresholds(figures: "Iterable[Figure]") -> list[int]:
+    from genai_prices.types import TieredPrices
+
+    tiered = (figure for figure in figures if isinstance(figure, TieredPrices))
+    return sorted({-1, *(tier.start for figure in tiered for tier in figure.tiers)})
+
+
+def _figure(figure: "Figure", above: int) -> Decimal | None:
+    """Read what a figure is for input of more than so many tokens."""
+    from genai_prices.types import TieredPrices
+
+    if not isinstance(figure, TieredPrices):
+        return figure
+    return next((tier.price for tier in reversed(figure.tiers) if tier.start <= above), figure.base)
+
+
+def _tier(
+    above: int,
+    plain: Decimal,
+    cache_read: Decimal | None,
+    cache_write: Decimal | None,
+    output: Decimal,
+    thousand_requests: Decimal = _NOTHING,
+) -> Tier:
+    return Tier(
+        above,
+        _scaled(plain),
+        _scaled(plain if cache_read is None else cache_read),
+        _scaled(plain if cache_write is None else cache_write),
+        _scaled(output),
+        _scaled(thousand_requests) * 1000,
+    )
+
+
+def _scaled(figure: Decimal) -> int:
+    numerator, denominator = figure.as_integer_ratio()
+    return -(-numerator * SCALE // denominator)
+
+
+def _period(tiers: Sequence[Tier], since: int = _ALWAYS, daily: tuple[int, int] | None = None) -> Period:
+    ceilings = accumulate((_flat(tier) for tier in tiers), _dearer)
+    return Period(tuple(reversed(tiers)), tuple(reversed(tuple(ceilings))), since, daily)
+
+
+def _flat(tier: Tier) -> Tier:
+    rate = max(tier.plain, tier.cache_read, tier.cache_write)
+    return Tier(tier.above, rate, rate, rate, tier.output, tier.request)
+
+
+def _dearer(below: Tier, tier: Tier) -> Tier:
+    rate = max(below.plain, tier.plain)
+    return Tier(tier.above, rate, rate, rate, max(below.output, tier.output), max(below.request, tier.request))
+
+
+def _loading(margin: Decimal) -> tuple[int, int]:
+    numerator, denominator = margin.as_integer_ratio()
+    return numerator + denominator, denominator

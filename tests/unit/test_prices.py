@@ -1,0 +1,245 @@
+import subprocess
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+from genai_prices.data import providers
+from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice
+
+from halter.core.clock import DAY
+from halter.core.usage import FREE, ModelName, Price, Unpriced, Usage
+from halter.models.prices import Prices, Tariff, listed, on_this_machine, stated
+
+
+def micros(year: int, month: int, day: int, hour: int = 0, minute: int = 0) -> int:
+    return int(datetime(year, month, day, hour, minute, tzinfo=UTC).timestamp()) * 1_000_000
+
+
+NOW = micros(2026, 11, 15, 12)
+
+
+def rates(name: str, base_url: str | None = None, prices: Prices | None = None) -> Tariff:
+    found = (prices or Prices()).find(ModelName.parse(name), base_url)
+    assert isinstance(found, Tariff), found
+    return found
+
+
+def unpriced(name: str, base_url: str | None = None) -> Unpriced:
+    found = Prices().find(ModelName.parse(name), base_url)
+    assert isinstance(found, Unpriced), found
+    return found
+
+
+# What things cost, by hand from the figures of the bundled table
+
+SONNET = "anthropic:claude-sonnet-4-5"
+
+
+@pytest.mark.parametrize(
+    ("name", "usage", "cost"),
+    [
+        # $3 in, $15 out, $0.30 cache read, $3.75 cache write; above 200,000 tokens $6, $22.50, $0.60, $7.50.
+        (SONNET, Usage(1_000, 500), 3_000 + 7_500),
+        (SONNET, Usage(10_000, 100, 6_000, 3_000), 3_000 + 1_800 + 11_250 + 1_500),
+        (SONNET, Usage(200_000, 100), 600_000 + 1_500),
+        (SONNET, Usage(200_001, 100), 1_200_006 + 2_250),
+        (SONNET, Usage(250_000, 0, 100_000, 100_000), 300_000 + 60_000 + 750_000),
+        # $2.50 in, $10 out, $1.25 cache read; its cache writes cost what plain input costs.
+        ("openai:gpt-4o", Usage(1_000, 100), 2_500 + 1_000),
+        ("openai/gpt-4o", Usage(1_000, 100, 400, 200), 1_000 + 500 + 500 + 1_000),
+        # $1.25 in, $10 out; above 200,000 tokens $2.50 and $15.
+        ("google:gemini-2.5-pro", Usage(1_000, 10), 1_250 + 100),
+        ("gemini:gemini-2.5-pro", Usage(300_000, 10), 750_000 + 150),
+        # $1 in, $1 out and $12 for a thousand requests.
+        ("perplexity:sonar", Usage(100, 10), 12_110),
+        ("perplexity:sonar", Usage(), 12_000),
+        # $0.15 in, $0.60 out: rounded up, once.
+        ("openai:gpt-4o-mini", Usage(1, 0), 1),
+        ("openai:gpt-4o-mini", Usage(1, 1), 1),
+        ("openai:gpt-4o-mini", Usage(3, 1), 2),
+        ("openai:gpt-4o-mini", Usage(), 0),
+        (SONNET, Usage(10**9, 10**9), 6 * 10**9 + 22_500 * 10**6),
+        (SONNET, Usage(10**9, 1, 0, 10**9), 7_500 * 10**6 + 23),
+    ],
+)
+def test_a_request_costs_what_the_table_says(name: str, usage: Usage, cost: int) -> None:
+    assert rates(name).cost(usage, NOW) == cost
+
+
+@pytest.mark.parametrize(("hour", "minute", "cost"), [(0, 59, 660), (1, 0, 1_320), (3, 59, 1_320), (4, 0, 660)])
+def test_a_price_that_depends_on_the_time_of_day_follows_it(hour: int, minute: int, cost: int) -> None:
+    at = micros(2026, 11, 15, hour, minute)
+    assert rates("deepseek:deepseek-v4-pro").cost(Usage(1_000), at) == cost
+
+
+@pytest.mark.parametrize(("at", "cost"), [(micros(2026, 8, 17, 12) - DAY, 435), (micros(2026, 8, 17, 12), 660)])
+def test_a_price_that_changes_on_a_day_follows_it(at: int, cost: int) -> None:
+    assert rates("deepseek:deepseek-v4-pro").cost(Usage(1_000), at) == cost
+
+
+# Whose price is not known
+
+
+@pytest.mark.parametrize(
+    ("name", "base_url", "reason"),
+    [
+        ("vllm:llama-3", None, "has no provider 'vllm'"),
+        ("my-openai-proxy:gpt-4o", None, "has no provider 'my-openai-proxy'"),
+        ("vllm:llama-3", "http://10.0.0.7:8000/v1", "has no provider at 10.0.0.7"),
+        ("openai:gpt-4o", "https://gateway.example/v1", "has no provider at gateway.example"),
+        ("openai:gpt-4o", "https://user:hunter22@gateway.example/v1", "has no provider at gateway.example"),
+        ("openai:gpt-4o", "http://[::1", "has no provider at an address that cannot be read"),
+        ("openai:gpt-4o", "gateway", "has no provider at an address without a host"),
+        ("openai:no-such-model", None, "has no such model of OpenAI"),
+        ("openai:text-embedding-3-small", None, "without a price of its tokens"),
+        ("openai-decisions:gpt-6-luna", "https://api.openai.com/v1", "without a price of its tokens"),
+        ("github-copilot:gpt-4o", None, "without a price of its tokens"),
+    ],
+)
+def test_an_unknown_price_is_a_value_that_says_what_to_write(name: str, base_url: str | None, reason: str) -> None:
+    sentence = unpriced(name, base_url).sentence
+    assert name in sentence
+    assert reason in sentence
+    assert "`price: free`" in sentence
+    assert "`price: {input: 3.00, output: 15.00}`" in sentence
+    assert "hunter22" not in sentence
+
+
+def test_an_entry_without_figures_is_never_taken_for_free() -> None:
+    listings = [model for seller in providers for model in seller.models]
+    empty = [model for model in listings if isinstance(model.prices, ModelPrice) and not vars(model.prices)]
+    assert empty
+    empty.append(ModelInfo(id="bare", match=ClauseEquals(equals="bare")))
+    assert {listed(model) for model in empty} == {None}
+
+
+@pytest.mark.parametrize(
+    ("name", "base_url", "like"),
+    [
+        ("openai:gpt-4o", "https://api.openai.com/v1", "openai:gpt-4o"),
+        (
+            "gemini:gemini-2.5-pro",
+            "https://generativelanguage.googleapis.com/v1beta",
+            "google:gemini-2.5-pro",
+        ),
+        ("router:perplexity/sonar", "https://openrouter.ai/api/v1", "openrouter:perplexity/sonar"),
+        ("openai:perplexity/sonar", "https://openrouter.ai/api/v1", "openrouter:perplexity/sonar"),
+    ],
+)
+def test_the_address_tells_whose_price_counts(name: str, base_url: str, like: str) -> None:
+    assert rates(name, base_url) == rates(like)
+
+
+# What costs nothing
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "http://localhost:11434/v1",
+        "http://LOCALHOST/v1",
+        "https://127.0.0.1:8443",
+        "http://127.8.9.10:8000/v1",
+        "http://[::1]:8000/v1",
+        "unix:///run/model.sock",
+        "http+unix://%2Frun%2Fmodel.sock/v1",
+    ],
+)
+def test_endpoints_on_this_machine_are_free(base_url: str) -> None:
+    assert on_this_machine(base_url)
+    assert rates("vllm:llama-3", base_url).cost(Usage(10**9, 10**9), NOW) == 0
+    assert rates("openai:gpt-4o", base_url).bound(10**9, 10**9, NOW) == 0
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        None,
+        "",
+        "http://localhost.example/v1",
+        "http://localhost@example.com/v1",
+        "http://127.0.0.1.example/v1",
+        "http://128.0.0.1/v1",
+        "http://10.0.0.1/v1",
+        "http://[::2]/v1",
+        "http://[::1",
+        "https://example.com/unix:///localhost",
+    ],
+)
+def test_endpoints_elsewhere_are_not_taken_for_this_machine(base_url: str | None) -> None:
+    assert not on_this_machine(base_url)
+
+
+@pytest.mark.parametrize("name", ["ollama:llama3:8b", "scripted:replies.yaml", "reflex:rules.yaml"])
+def test_brains_that_bill_nobody_are_free(name: str) -> None:
+    assert rates(name).cost(Usage(10**9, 10**9), NOW) == 0
+
+
+# What the configuration says
+
+CHEAP = Price(Decimal(1), Decimal(2), cache_read=Decimal("0.1"), cache_write=Decimal("1.5"))
+
+
+@pytest.mark.parametrize("key", ["openai:gpt-4o", "openai/gpt-4o", "openai"])
+def test_a_price_of_the_configuration_wins_over_the_table(key: str) -> None:
+    tariff = rates("openai:gpt-4o", prices=Prices({key: CHEAP}))
+    assert tariff.cost(Usage(1_000, 100, 200, 300), NOW) == 500 + 20 + 450 + 200
+    assert tariff.bound(1_000, 100, NOW) == (1_500 + 200) * 102 // 100
+
+
+def test_a_price_of_the_configuration_wins_on_this_machine_too() -> None:
+    prices = Prices({"vllm:llama-3": CHEAP, "ollama": CHEAP})
+    assert rates("vllm:llama-3", "http://localhost:8000", prices).cost(Usage(1_000), NOW) == 1_000
+    assert rates("ollama:llama3", None, prices).cost(Usage(1_000), NOW) == 1_000
+
+
+def test_a_models_own_price_wins_over_that_of_its_provider() -> None:
+    prices = Prices({"vllm": CHEAP, "vllm:small": FREE})
+    assert rates("vllm:small", None, prices).cost(Usage(1_000), NOW) == 0
+    assert rates("vllm:large", None, prices).cost(Usage(1_000), NOW) == 1_000
+
+
+def test_a_model_that_is_declared_free_costs_nothing() -> None:
+    prices = Prices({"openai:gpt-4o": FREE})
+    assert rates("openai:gpt-4o", prices=prices).bound(10**9, 10**9, NOW) == 0
+
+
+def test_cached_tokens_without_a_figure_cost_what_plain_input_costs() -> None:
+    tariff = stated(Price(Decimal("0.5"), Decimal(2)))
+    assert tariff.cost(Usage(1_000, 0, 400, 300), NOW) == 500
+
+
+def test_a_figure_is_kept_exactly_to_eighteen_digits_and_never_becomes_nothing() -> None:
+    tiny = stated(Price(Decimal("1e-18"), Decimal("1e-30")))
+    assert tiny.cost(Usage(10**18), NOW) == 1
+    assert tiny.cost(Usage(10**18 + 1), NOW) == 2
+    assert tiny.cost(Usage(0, 1), NOW) == 1
+
+
+# What a lookup does to the process
+
+
+def test_a_model_is_looked_up_once() -> None:
+    prices = Prices()
+    assert rates(SONNET, prices=prices) is rates("anthropic/claude-sonnet-4-5", prices=prices)
+
+
+ALONE = """
+import sys, threading
+import halter.models.prices as prices
+from halter.core.usage import ModelName
+assert "genai_prices" not in sys.modules, "the table was imported before it was needed"
+
+def watch(event, arguments):
+    assert not event.startswith(("socket.connect", "socket.getaddrinfo")), event
+
+sys.addaudithook(watch)
+assert prices.Prices().find(ModelName.parse("openai:gpt-4o")).bound(1000, 1000, 0) > 0
+assert "genai_prices" in sys.modules
+assert threading.active_count() == 1, threading.enumerate()
+"""
+
+
+def test_prices_are_found_without_network_or_thread_and_imported_only_when_needed() -> None:
+    subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=60)
