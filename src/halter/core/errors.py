@@ -11,7 +11,8 @@ HalterError
     ├── StoreUnavailable         retryable: the same write with the same key is harmless
     ├── StoreUnusable            a person must act: wrong URL, newer schema, corrupt file, read-only folder
     ├── LeaseLost                somebody else owns this session: stop at once
-    └── UndeclaredRow            a write touched a row that it had not asked for: a mistake in the program
+    ├── UndeclaredRow            a write touched a row that it had not asked for: a mistake in the program
+    └── RowRefused               the database's own rules refused a row: a mistake in the program, or an edited row
 ```
 
 Refusals (a cap, a halt, a missing grant) are not here: they are values, and events.
@@ -61,3 +62,7 @@ class LeaseLost(StoreError):
 
 class UndeclaredRow(StoreError):
     """A decision or a projection touched a row that its write had not declared."""
+
+
+class RowRefused(StoreError):
+    """The database's own rules, such as the one on caps, refused what a write would have changed."""

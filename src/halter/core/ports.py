@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -112,10 +112,14 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A hint that a stream grew. Hints may be lost; the journal never is."""
+    """A hint that a stream grew, or EVERY_STREAM may have. Hints may be lost; the journal never is."""
 
     stream: StreamId
     head: int
+
+
+EVERY_STREAM: Final = StreamId("*")
+"""What a hint names after a time in which no hints could be heard, and when too many streams grew at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,11 +108,11 @@ class SpendRow(Row, frozen=True):
     """One settled cost, told apart by who spent it, on what, and for what purpose."""
 
     TABLE: ClassVar[str] = "spends"
-    KEY: ClassVar[tuple[str, ...]] = ("hold",)
+    KEY: ClassVar[tuple[str, ...]] = ("at", "hold")
     APPEND_ONLY: ClassVar[bool] = True
 
-    hold: str
     at: int
+    hold: str
     agent: str
     session: str
     trigger: str

@@ -151,9 +151,14 @@ class Purse:
         self._patience = patience
         self._waiting: deque[asyncio.Event] = deque()
 
-    async def hold(self, lease: Lease, intent: Intent, body: bytes | None = None) -> Held | Refused | StillHeld:
-        """Commit an intent with its hold, waiting for other holds to settle where that can make room."""
-        write = self._intending(lease, intent, body)
+    async def hold(
+        self, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
+    ) -> Held | Refused | StillHeld:
+        """Commit an intent with its hold, waiting for other holds to settle where that can make room.
+
+        A repeated attempt answers as it did before; after a refusal, a raised cap is tried with the next attempt.
+        """
+        write = self._intending(lease, intent, body, attempt)
         deadline = self._clock.now() + self._patience
         look = SHORTEST_LOOK
         while True:
@@ -192,10 +197,10 @@ class Purse:
         params = {"name": name, "purpose": purpose, "since": since, "limit": SAMPLES_KEPT}
         return forecast([row.usd for row in await self._store.ask(Query("newest_costs", _Cost, params))], cold_start)
 
-    def _intending(self, lease: Lease, intent: Intent, body: bytes | None) -> Write:
+    def _intending(self, lease: Lease, intent: Intent, body: bytes | None, attempt: int) -> Write:
         return Write(
             session_stream(lease.session),
-            f"{intent_id(intent)}/held",
+            f"{intent_id(intent)}/held/{attempt}",
             lambda rows: holding(intent, rows, body),
             rows_of_hold(intent_id(intent), intent.legs),
             lease,

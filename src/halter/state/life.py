@@ -55,11 +55,16 @@ def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None)
 
 
 def post(session: str, key: str, event: WakePosted, body: bytes | None = None) -> Write:
-    """Put something into a session's inbox. A signal wakes it only if the session said that it would."""
+    """Put something into a session's inbox; for one that does not exist or is over, nothing is written.
+
+    A signal wakes the session only if it said that it would.
+    """
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(SessionRow, session)
-        wakes = event.cause in ALWAYS_WAKE or (row is not None and event.name in row.wake_on.split())
+        if row is None or row.ended_at is not None:
+            return []
+        wakes = event.cause in ALWAYS_WAKE or event.name in row.wake_on.split()
         return [Draft(msgspec.structs.replace(event, wakes=wakes), body)]
 
     return Write(inbox_stream(session), key, decide)
