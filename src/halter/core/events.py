@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeGuard, get_args
 
 import msgspec
 
-from halter.core.money import CapReached, Charge, Leg, Unit
+from halter.core.money import CapReached, Charge, Leg, Overrun, Unit
 from halter.core.text import clean
 from halter.core.usage import Usage
 
@@ -219,6 +219,11 @@ class OverrunIncurred(Event, frozen=True, kw_only=True):
     window: str
     unit: Unit
     amount: int
+
+    @classmethod
+    def by(cls, hold: str, over: Overrun) -> Self:
+        """Record one overrun of a charge."""
+        return cls(hold=hold, scope=over.scope, window=over.window, unit=over.unit, amount=over.amount)
 
 
 class CapChanged(Event, frozen=True, kw_only=True):

@@ -43,12 +43,19 @@ def legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int = 0) -
         scoped += [(f"trigger:{spender.trigger}", cap) for cap in caps.trigger]
     scoped += [(f"agent:{spender.agent}", cap) for cap in caps.agent]
     scoped += [("fleet", cap) for cap in caps.fleet]
-    money = [
-        Leg(scope, window_at(cap.per, now, caps.zone), "usd", cap.max_cost_usd, usd) for scope, cap in scoped if usd
-    ]
-    if tokens:
-        money.append(Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens))
-    return tuple(money)
+    money: dict[tuple[str, str], Leg] = {}
+    for scope, cap in scoped if usd else ():
+        leg = Leg(scope, window_at(cap.per, now, caps.zone), "usd", cap.max_cost_usd, usd)
+        money[leg.scope, leg.window] = _tighter(leg, money.get((leg.scope, leg.window)))
+    counted = [Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens)] if tokens else []
+    return (*money.values(), *counted)
+
+
+def _tighter(leg: Leg, other: Leg | None) -> Leg:
+    """Of two caps on one account the tighter counts: an amount is held there once."""
+    if other is None or other.cap is None:
+        return leg
+    return other if leg.cap is None or other.cap <= leg.cap else leg
 
 
 def carve(parent: str, cap: int, parent_cap: int | None) -> tuple[Leg, ...]:

@@ -158,7 +158,8 @@ def reserve(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | MustWait | C
 def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: BudgetOf) -> Charge:
     """Work out the charge for a hold: the truth is never clamped; what it breaks is said as overruns.
 
-    What others hold counts as promised, so an excess that would break their promise is an overrun too.
+    What others hold counts as promised, so an excess that would break their promise is an overrun too. What went
+    beyond an earlier, lower cap is no credit: it must not hide that the cap of today is passed.
     """
     charge = Charge(usd=usd, tokens=tokens)
     overruns: list[Overrun] = []
@@ -167,7 +168,7 @@ def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: BudgetOf) -> C
         beyond = charge.of(leg.unit) - leg.amount
         if budget.cap is None or beyond <= 0:
             continue
-        excess = budget.spent + budget.held + beyond - budget.cap - budget.overrun
+        excess = min(beyond, budget.spent + budget.held + beyond - budget.cap)
         if excess > 0:
             overruns.append(Overrun(leg.scope, leg.window, leg.unit, excess))
     return msgspec.structs.replace(charge, overruns=tuple(overruns)) if overruns else charge

@@ -70,6 +70,8 @@ def intent_id(intent: Intent) -> str:
 
 def holding(intent: Intent, rows: Rows, body: bytes | None = None) -> Sequence[Draft]:
     """Decide on an intent: the intent with its hold, the refusal, or nothing where it must wait."""
+    if intent.legs and rows.get(HoldRow, intent_id(intent)) is not None:
+        raise ValueError(f"{intent_id(intent)} is held already: settle it, or repeat the attempt that held it.")
     verdict = reserve(intent.legs, lambda leg: budget_row(rows, leg))
     match verdict:
         case Reserved():
@@ -89,10 +91,7 @@ def settling(flight: InFlight, truth: Truth, rows: Rows) -> Sequence[Draft]:
     usd = most.usd if truth.usd is None else truth.usd
     tokens = most.tokens if truth.tokens is None else truth.tokens
     charge = settle(flight.legs, usd, tokens, lambda leg: budget_row(rows, leg)) if flight.legs else None
-    incidents = [
-        Draft(OverrunIncurred(hold=flight.id, scope=over.scope, window=over.window, unit=over.unit, amount=over.amount))
-        for over in (charge.overruns if charge else ())
-    ]
+    incidents = [Draft(OverrunIncurred.by(flight.id, over)) for over in (charge.overruns if charge else ())]
     return [Draft(_settled(flight, truth, charge), truth.body), *incidents]
 
 
@@ -163,7 +162,7 @@ class Purse:
         look = SHORTEST_LOOK
         while True:
             committed = await self._store.commit(write)
-            answer = _answer(committed, intent)
+            answer = _answer(committed)
             if answer is not None:
                 self._let_next_try()
                 return answer
@@ -232,12 +231,16 @@ class _Cost(msgspec.Struct, frozen=True):
     usd: int
 
 
-def _answer(committed: Committed, intent: Intent) -> Held | Refused | None:
+def _answer(committed: Committed) -> Held | Refused | None:
+    """Read the answer off what is written: a repeated attempt may ask with other legs than those that are held."""
     for stored in committed.events:
-        if isinstance(stored.event, CostCapReached):
-            return Refused(stored.event)
-        if isinstance(stored.event, (CallStarted, RequestStarted)):
-            name = intent.tool if isinstance(intent, CallStarted) else intent.model
-            is_call = isinstance(intent, CallStarted)
-            return Held(InFlight(intent_id(intent), name, intent.purpose, intent.legs, stored.at, is_call))
+        match stored.event:
+            case CostCapReached() as refusal:
+                return Refused(refusal)
+            case CallStarted() as held:
+                return Held(InFlight(held.call, held.tool, held.purpose, held.legs, stored.at, is_call=True))
+            case RequestStarted() as held:
+                return Held(InFlight(held.request, held.model, held.purpose, held.legs, stored.at, is_call=False))
+            case _:
+                pass
     return None

@@ -8,6 +8,7 @@ from halter.core.events import (
     Cause,
     CostCapReached,
     Origin,
+    OverrunIncurred,
     SessionEnded,
     SessionParked,
     SessionStarted,
@@ -108,7 +109,12 @@ def end(lease: Lease, state: State, terminal_reason: str, carved_from: str = "")
         hold = rows.get(HoldRow, lease.session)
         carved = hold.taken() if hold is not None else ()
         charge = settle(carved, usd.spent, tokens.spent, lambda leg: budget_row(rows, leg)) if carved else None
-        return [Draft(SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))]
+        ended = Draft(SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))
+        return (
+            [*(Draft(OverrunIncurred.by(lease.session, over)) for over in charge.overruns), ended]
+            if charge
+            else [ended]
+        )
 
     reads = [(HoldRow, (lease.session,)), *map(budget_key, own + parents)]
     return Write(stream, f"{lease.session}/{lease.generation}/end", decide, reads, lease)

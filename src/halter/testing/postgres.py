@@ -1,0 +1,137 @@
+"""A PostgreSQL server of one's own: fresh, real, durable, and gone at the end.
+
+It is made of the machine's own binaries, in a temporary folder, on a free port that only this machine reaches.
+"""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from halter.core.errors import HalterError
+
+DEBIAN: Final = Path("/usr/lib/postgresql")
+START_SECONDS: Final = 60.0
+
+# The shell waits for the server, and stops it when nobody holds the other end of the shell's input any more.
+# So the server never outlives the program that wanted it, not even one that was killed.
+_KEEPER: Final = 'exec 3<&0; "$@" & server=$!; (read -r _ <&3; kill -QUIT $server) & wait $server'
+
+
+class PostgresMissing(HalterError):
+    """There is no PostgreSQL on this machine that a server could be started from."""
+
+
+class Cluster:
+    """A server that can be stopped hard, as a crash would, and started again on the same data and port."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+        self._binaries = binaries()
+        self._folder = folder
+        self.data = folder / "data"
+        self._settings = settings
+        self._user = "postgres" if os.geteuid() == 0 else None
+        self._server: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        self._initialise()
+
+    @property
+    def url(self) -> str:
+        """Where the server is reached."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> None:
+        """Start the server and return when it takes connections."""
+        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", **self._settings}
+        flags = [flag for name, value in settings.items() for flag in ("-c", f"{name}={value}")]
+        server = [str(self._binaries / "postgres"), "-D", str(self.data), "-p", str(self.port), *flags]
+        with self._log.open("ab") as log:
+            self._server = subprocess.Popen(
+                ["/bin/sh", "-c", _KEEPER, "keeper", *server],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                user=self._user,
+                group=self._user,
+                extra_groups=None if self._user is None else [],
+                start_new_session=True,
+            )
+        self._wait_until_ready(self._server)
+
+    def stop_hard(self) -> None:
+        """Stop the server at once: every connection is cut and nothing is written out."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if server.stdin is not None:
+            server.stdin.close()
+        server.wait(START_SECONDS)
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
+
+    def _initialise(self) -> None:
+        if self._user is not None:
+            shutil.chown(self._folder, self._user, self._user)
+        command = [self._binaries / "initdb", "-D", self.data, "-U", "postgres", "-E", "UTF8"]
+        subprocess.run(
+            [*command, "--auth=trust", "--locale=C.UTF-8", "--no-sync"],
+            check=True,
+            capture_output=True,
+            cwd=self._folder,
+            user=self._user,
+            group=self._user,
+            extra_groups=None if self._user is None else [],
+        )
+
+    def _wait_until_ready(self, server: subprocess.Popen[bytes]) -> None:
+        """Wait for the server to write its own process, its state and `ready` into its folder."""
+        status = self.data / "postmaster.pid"
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and server.poll() is None:
+            if status.exists() and status.read_text().rstrip().endswith("ready"):
+                return
+            time.sleep(0.01)
+        self.stop_hard()
+        raise PostgresMissing(f"PostgreSQL did not start; its own words: {self._log.read_text()[-2000:]}")
+
+
+@contextmanager
+def throwaway_cluster(settings: Mapping[str, str] = {}) -> Generator[Cluster]:
+    """Run a fresh server; `settings` are those of postgresql.conf."""
+    binaries()
+    folder = Path(tempfile.mkdtemp(prefix="halter-postgres-"))
+    try:
+        cluster = Cluster(folder, settings)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop_hard()
+    finally:
+        shutil.rmtree(folder)
+
+
+def binaries() -> Path:
+    """Find the folder with the newest PostgreSQL server: Debian's, or the one on the PATH."""
+    found = [folder.parent for folder in DEBIAN.glob("*/bin/postgres")]
+    if found:
+        return max(found, key=lambda folder: [int(part) for part in re.findall(r"\d+", folder.parent.name)])
+    for place in os.get_exec_path():
+        if (Path(place) / "initdb").exists() and (Path(place) / "postgres").exists():
+            return Path(place)
+    raise PostgresMissing("No PostgreSQL server was found: install one (on Debian: apt-get install postgresql).")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]

@@ -1,0 +1,61 @@
+"""A store that passes everything on to another: where a store that differs in one thing begins."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.ports import Beat, Change, Committed, Lease, Query, Store, Stored, Write
+
+T = TypeVar("T")
+
+
+class Relay:
+    """Every use goes the same way to the other store, and the same way back."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def way(self) -> None:
+        """Pass before the other store is used, and again before its answer is heard."""
+
+    async def commit(self, write: Write) -> Committed:
+        """Pass a write on."""
+        return await self._passed(lambda: self._store.commit(write))
+
+    async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
+        """Pass a reading on."""
+        return await self._passed(lambda: self._store.read(stream, after, limit))
+
+    async def claim(self, worker: WorkerId, limit: int) -> Sequence[Lease]:
+        """Pass a claim on."""
+        return await self._passed(lambda: self._store.claim(worker, limit))
+
+    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}) -> Beat:
+        """Pass a heartbeat on."""
+        return await self._passed(lambda: self._store.beat(worker, snapshots))
+
+    async def ask(self, query: Query[T]) -> Sequence[T]:
+        """Pass a question on."""
+        return await self._passed(lambda: self._store.ask(query))
+
+    async def put(self, data: bytes) -> Digest:
+        """Pass a blob on."""
+        return await self._passed(lambda: self._store.put(data))
+
+    async def get(self, digest: Digest) -> bytes:
+        """Fetch a blob."""
+        return await self._passed(lambda: self._store.get(digest))
+
+    def changes(self) -> AsyncIterator[Change]:
+        """Follow the other store."""
+        return self._store.changes()
+
+    async def close(self) -> None:
+        """Close the other store."""
+        await self._store.close()
+
+    async def _passed(self, use: Callable[[], Awaitable[T]]) -> T:
+        await self.way()
+        answer = await use()
+        await self.way()
+        return answer

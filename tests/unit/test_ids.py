@@ -1,0 +1,58 @@
+"""Names of things: streams and identifiers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halter.core.ids import (
+    FLEET,
+    SortableIds,
+    StreamId,
+    inbox_stream,
+    is_inbox,
+    session_of,
+    session_stream,
+    trigger_stream,
+)
+from halter.testing.seedloop import START
+
+
+@pytest.mark.parametrize(
+    ("stream", "session", "inbox"),
+    [
+        (session_stream("s1"), "s1", False),
+        (inbox_stream("s1"), "s1", True),
+        (FLEET, None, False),
+        (trigger_stream("nightly"), None, False),
+        (trigger_stream("watch/in"), None, False),
+        (StreamId("elsewhere"), None, False),
+    ],
+)
+def test_a_stream_tells_whose_it_is(stream: StreamId, session: str | None, *, inbox: bool) -> None:
+    assert session_of(stream) == session
+    assert is_inbox(stream) == inbox
+
+
+def test_the_first_part_of_an_id_is_its_millisecond() -> None:
+    def zero(_: int) -> int:
+        return 0
+
+    assert SortableIds(lambda: 0, zero).new() == "0" * 25 + "1"
+    early, late = (SortableIds(lambda at=at: at, zero).new() for at in (START, START + 1000))
+    assert early[:10] < late[:10]
+    assert early[10:] == late[10:] == "0" * 16
+
+
+@given(st.lists(st.integers(0, 2**80 - 1), min_size=1, max_size=20))
+def test_whatever_chance_gives_ids_count_up(drawn: list[int]) -> None:
+    numbers = iter(drawn)
+    ids = SortableIds(lambda: START, lambda _: next(numbers))
+    made = [ids.new() for _ in drawn]
+    assert made == sorted(set(made))
+
+
+def test_even_the_largest_draw_is_followed_by_a_larger_id() -> None:
+    ids = SortableIds(lambda: START, lambda bits: 2**bits - 1)
+    made = [ids.new() for _ in range(3)]
+    assert made == sorted(set(made))
+    assert {len(one) for one in made} == {26}

@@ -1,0 +1,296 @@
+"""The rules of money: reserve an upper bound, act, settle with the truth."""
+
+import itertools
+import math
+from decimal import Decimal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halter.core.money import (
+    COLD_START,
+    DOLLAR,
+    Account,
+    BudgetRow,
+    CapReached,
+    Charge,
+    Forecast,
+    Leg,
+    MustWait,
+    Overrun,
+    Reserved,
+    dollars,
+    forecast,
+    overrun_by_cap,
+    reserve,
+    settle,
+    shown,
+)
+
+AMOUNTS = st.integers(0, 1000)
+CAPS = st.none() | AMOUNTS
+
+
+def leg(amount: int, cap: int | None, scope: str = "fleet") -> Leg:
+    return Leg(scope, "", "usd", cap, amount)
+
+
+def budget(spent: int = 0, held: int = 0, cap: int | None = None, by: str = "", overrun: int = 0) -> BudgetRow:
+    return BudgetRow("fleet", "", "usd", cap, 0, by, spent, held, overrun)
+
+
+@pytest.mark.parametrize(
+    ("written", "micros"),
+    [
+        ("1", 1_000_000),
+        ("0.000001", 1),
+        ("0.0000001", 1),
+        ("0.1", 100_000),
+        (0.1, 100_000),
+        (20, 20_000_000),
+        (Decimal("3.14"), 3_140_000),
+        ("0", 0),
+        ("1e-6", 1),
+    ],
+)
+def test_dollars_become_whole_micro_dollars_and_never_fewer(written: str | float | Decimal, micros: int) -> None:
+    assert dollars(written) == micros
+
+
+@given(st.decimals(0, 10**9, allow_nan=False))
+def test_rounding_up_adds_less_than_one_micro_dollar(amount: Decimal) -> None:
+    assert amount * DOLLAR <= dollars(amount) < amount * DOLLAR + 1
+
+
+@pytest.mark.parametrize(
+    ("micros", "text"),
+    [
+        (0, "$0.00"),
+        (1_000_000, "$1.00"),
+        (12_340_000, "$12.34"),
+        (1_234_567_890_000, "$1,234,567.89"),
+        (5_000, "$0.005"),
+        (1, "$0.000001"),
+        (1_000_001, "$1.000001"),
+        (100_000_500_000, "$100,000.50"),
+    ],
+)
+def test_amounts_are_shown_in_cents_and_finer_only_where_there_is_something_finer(micros: int, text: str) -> None:
+    assert shown(micros) == text
+
+
+@given(st.integers(0, 10**12))
+def test_what_is_shown_is_exact(micros: int) -> None:
+    assert dollars(shown(micros).removeprefix("$").replace(",", "")) == micros
+
+
+@pytest.mark.parametrize(
+    ("amount", "cap", "spent", "held", "verdict"),
+    [
+        (10, None, 10**9, 10**9, Reserved),
+        (10, 10, 0, 0, Reserved),
+        (11, 10, 0, 0, CapReached),
+        (1, 10, 10, 0, CapReached),
+        (0, 10, 10, 0, Reserved),
+        (5, 10, 0, 5, Reserved),
+        (6, 10, 0, 5, MustWait),
+        (1, 10, 0, 10, MustWait),
+        (10, 10, 0, 10, MustWait),
+        (3, 10, 8, 1, CapReached),
+        (2, 10, 8, 1, MustWait),
+        (1, 10, 8, 1, Reserved),
+        (1, 0, 0, 0, CapReached),
+        (1, 10, 25, 0, CapReached),
+    ],
+)
+def test_an_amount_fits_or_waits_for_holds_or_reaches_the_cap(
+    amount: int, cap: int | None, spent: int, held: int, verdict: type
+) -> None:
+    answer = reserve([leg(amount, cap)], lambda _: budget(spent, held))
+    assert type(answer) is verdict
+
+
+def test_holds_are_not_spend_so_a_budget_full_of_holds_makes_wait_and_does_not_end_anything() -> None:
+    answer = reserve([leg(1 * DOLLAR, 25 * DOLLAR)], lambda _: budget(spent=0, held=25 * DOLLAR))
+    assert isinstance(answer, MustWait)
+
+
+def test_a_cap_that_is_reached_anywhere_outranks_a_wait_elsewhere() -> None:
+    rows = {"session": budget(held=10), "fleet": budget(spent=10)}
+    for order in itertools.permutations(rows):
+        answer = reserve([leg(5, 10, scope) for scope in order], lambda found: rows[found.scope])
+        assert isinstance(answer, CapReached)
+        assert answer.leg.scope == "fleet"
+
+
+def test_the_word_of_a_person_binds_whatever_the_configuration_says() -> None:
+    lowered, lifted = budget(spent=3, cap=5, by="mara"), budget(spent=3, cap=None, by="mara")
+    assert isinstance(reserve([leg(3, 100)], lambda _: lowered), CapReached)
+    assert isinstance(reserve([leg(3, 1)], lambda _: lifted), Reserved)
+
+
+def test_the_configuration_of_whoever_asks_binds_where_no_person_spoke() -> None:
+    assert isinstance(reserve([leg(3, 100)], lambda _: budget(spent=3, cap=5)), Reserved)
+    assert isinstance(reserve([leg(3, 5)], lambda _: budget(spent=3, cap=100)), CapReached)
+
+
+@given(AMOUNTS, AMOUNTS, AMOUNTS, CAPS)
+def test_nothing_is_admitted_above_a_cap_and_nothing_that_fits_is_refused(
+    amount: int, spent: int, held: int, cap: int | None
+) -> None:
+    match reserve([leg(amount, cap)], lambda _: budget(spent, held)):
+        case Reserved():
+            assert cap is None or spent + held + amount <= cap
+        case MustWait():
+            assert cap is not None
+            assert spent + amount <= cap < spent + held + amount
+        case CapReached():
+            assert cap is not None
+            assert spent + amount > cap
+
+
+@pytest.mark.parametrize(
+    ("held_for", "truth", "cap", "spent", "held", "excess"),
+    [
+        pytest.param(10, 4, 10, 0, 10, 0, id="cheaper than held"),
+        pytest.param(10, 10, 10, 0, 10, 0, id="as held"),
+        pytest.param(10, 15, 20, 0, 10, 0, id="dearer than held, within the cap"),
+        pytest.param(10, 25, 20, 0, 10, 5, id="beyond the cap"),
+        pytest.param(10, 15, 20, 0, 20, 5, id="into what others hold"),
+        pytest.param(10, 12, None, 0, 10, 0, id="no cap to pass"),
+        pytest.param(0, 7, 5, 0, 0, 2, id="nothing was held"),
+    ],
+)
+def test_the_truth_is_charged_and_only_what_passes_the_cap_is_an_overrun(
+    held_for: int, truth: int, cap: int | None, spent: int, held: int, excess: int
+) -> None:
+    charge = settle([leg(held_for, cap)], truth, 0, lambda _: budget(spent, held, cap))
+    assert charge.usd == truth
+    assert charge.overruns == ((Overrun("fleet", "", "usd", excess),) if excess else ())
+
+
+def test_each_of_several_overruns_counts_only_what_it_added_itself() -> None:
+    before = budget(held=20, cap=20)
+    first = settle([leg(10, 20)], 17, 0, lambda _: before)
+    between = before.moved(spent=17, held=-10, overrun=7)
+    second = settle([leg(10, 20)], 13, 0, lambda _: between)
+    assert [over.amount for over in first.overruns + second.overruns] == [7, 3]
+
+
+def test_an_overrun_of_yesterday_does_not_hide_that_a_raised_cap_is_passed_as_well() -> None:
+    raised = budget(spent=130, held=70, cap=200, by="mara", overrun=30)
+    charge = settle([leg(70, 100)], 95, 0, lambda _: raised)
+    assert [over.amount for over in charge.overruns] == [25]
+
+
+def test_an_overrun_is_named_for_each_scope_whose_cap_is_passed() -> None:
+    legs = [leg(10, 12, "session"), leg(10, 100, "agent"), leg(10, 11, "fleet")]
+    rows = {taken.scope: BudgetRow(taken.scope, "", "usd", taken.cap, held=10) for taken in legs}
+    charge = settle(legs, 15, 0, lambda found: rows[found.scope])
+    assert [(over.scope, over.amount) for over in charge.overruns] == [("session", 3), ("fleet", 4)]
+
+
+def test_tokens_are_settled_beside_the_money_and_each_against_its_own_leg() -> None:
+    legs = [leg(10, 10), Leg("session:s", "", "tokens", 100, 50)]
+    rows = {"usd": budget(held=10, cap=10), "tokens": BudgetRow("session:s", "", "tokens", 100, held=50)}
+    charge = settle(legs, 8, 130, lambda found: rows[found.unit])
+    assert charge == Charge(usd=8, tokens=130, overruns=(Overrun("session:s", "", "tokens", 30),))
+    assert (charge.of("usd"), charge.of("tokens")) == (8, 130)
+
+
+@given(AMOUNTS, st.integers(0, 3000), AMOUNTS, AMOUNTS, CAPS, AMOUNTS)
+def test_the_truth_can_always_be_recorded(
+    amount: int, truth: int, spent: int, others: int, cap: int | None, earlier: int
+) -> None:
+    """The rule that the database keeps, `spent + held <= cap + overrun`, never stands in its way."""
+    taken = budget(spent, others + amount, overrun=earlier)
+    before = taken.capped(cap, 1).moved(overrun=overrun_by_cap(taken, cap))
+    charge = settle([leg(amount, cap)], truth, 0, lambda _: before)
+    after = before.moved(spent=charge.usd, held=-amount, overrun=sum(over.amount for over in charge.overruns))
+    assert (after.spent, after.held) == (spent + truth, others)
+    assert cap is None or after.spent + after.held <= cap + after.overrun
+    passed = cap is not None and truth > amount and spent + others + truth > cap
+    assert bool(charge.overruns) == passed
+
+
+@pytest.mark.parametrize(
+    ("spent", "held", "overrun", "cap", "excess"),
+    [(5, 0, 0, 10, 0), (5, 5, 0, 10, 0), (5, 6, 0, 10, 1), (20, 0, 0, 10, 10), (20, 0, 4, 10, 6), (20, 0, 0, None, 0)],
+)
+def test_a_cap_may_be_lowered_below_what_is_spent_and_the_excess_is_known(
+    spent: int, held: int, overrun: int, cap: int | None, excess: int
+) -> None:
+    assert overrun_by_cap(budget(spent, held, overrun=overrun), cap) == excess
+
+
+@given(AMOUNTS, AMOUNTS, CAPS)
+def test_a_lowered_cap_can_always_be_recorded(spent: int, held: int, cap: int | None) -> None:
+    before = budget(spent, held)
+    after = before.capped(cap, 1, "mara").moved(overrun=overrun_by_cap(before, cap))
+    assert after.cap == cap
+    assert cap is None or after.spent + after.held <= cap + after.overrun
+
+
+WORDS = st.tuples(CAPS, st.integers(0, 5), st.sampled_from(["", "mara", "noor"]))
+
+
+@given(st.lists(WORDS, max_size=5))
+def test_the_same_words_on_a_cap_end_in_the_same_cap_in_any_order(words: list[tuple[int | None, int, str]]) -> None:
+    ends = set[tuple[int | None, int, bool]]()
+    for order in itertools.permutations(words):
+        row = budget()
+        for cap, at, by in order:
+            row = row.capped(cap, at, by)
+        ends.add((row.cap, row.cap_at, row.cap_by != ""))
+    assert len(ends) == 1
+
+
+def test_a_person_outranks_the_configuration_and_then_the_later_word_counts() -> None:
+    row = budget().capped(10, 1).capped(20, 2)
+    assert (row.cap, row.cap_by) == (20, "")
+    row = row.capped(5, 0, "mara")
+    assert (row.cap, row.cap_by) == (5, "mara")
+    assert row.capped(50, 9).cap == 5
+    assert row.capped(7, 1, "noor").capped(6, 0, "mara").cap == 7
+
+
+def test_of_two_words_at_the_same_moment_the_wider_one_counts_so_that_no_hold_is_left_above_its_cap() -> None:
+    assert budget().capped(10, 1).capped(20, 1).cap == budget().capped(20, 1).capped(10, 1).cap == 20
+    assert budget().capped(None, 1).capped(20, 1).cap is None
+
+
+def test_accounts_legs_and_charges_are_the_same_after_being_written_and_read() -> None:
+    taken = leg(5, None)
+    assert msgspec.json.decode(msgspec.json.encode(taken), type=Leg) == taken
+    charge = Charge(usd=1, overruns=(Overrun("fleet", "day/2026-01-01", "usd", 3),))
+    assert msgspec.json.decode(msgspec.json.encode(charge), type=Charge) == charge
+    assert Account("fleet", "", "usd") != Account("fleet", "", "tokens")
+
+
+@pytest.mark.parametrize("count", range(5))
+def test_before_five_samples_the_forecast_is_the_default(count: int) -> None:
+    assert forecast([1] * count) == Forecast(COLD_START, COLD_START, count)
+    assert forecast([1] * count, 77) == Forecast(77, 77, count)
+
+
+def test_a_steady_cost_is_forecast_exactly() -> None:
+    assert forecast([500] * 5) == Forecast(500, 500, 5)
+
+
+def test_the_bound_is_the_mean_and_three_deviations_rounded_up() -> None:
+    assert forecast([100, 100, 100, 100, 200]) == Forecast(120, 120 + 3 * 40, 5)
+    assert forecast([1, 1, 1, 1, 2]).mean == 2
+
+
+def test_only_the_newest_hundred_samples_count() -> None:
+    assert forecast([10] * 100 + [10**9] * 50) == Forecast(10, 10, 100)
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=5, max_size=120))
+def test_a_forecast_lies_between_the_least_and_the_most_and_its_bound_is_not_below_it(costs: list[int]) -> None:
+    made = forecast(costs)
+    newest = costs[:100]
+    assert min(newest) <= made.mean <= max(newest)
+    assert made.bound >= made.mean >= math.floor(sum(newest) / len(newest))

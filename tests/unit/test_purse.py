@@ -1,0 +1,401 @@
+"""The economic brake: held before anything acts, settled after it, and exact whatever happens in between."""
+
+import asyncio
+
+import pytest
+
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.errors import LeaseLost, StoreUnavailable
+from halter.core.events import CallStarted, CostCapReached, OverrunIncurred, Purpose, RequestStarted
+from halter.core.ids import WorkerId
+from halter.core.limits import Cap, Caps, Spender, legs
+from halter.core.money import COLD_START, Account, BudgetRow, Forecast
+from halter.core.ports import Lease, Query
+from halter.core.rows import HoldRow, SpendRow
+from halter.core.usage import Usage
+from halter.core.windows import window_end
+from halter.guard.purse import PATIENCE, Held, Intent, Purse, Refused, StillHeld, Truth, change_cap
+from halter.state.life import end
+from halter.testing.crash import Crash
+from halter.testing.seedloop import START
+from halter.testing.world import World
+
+SESSION = Account("session:s1", "", "usd")
+CAPS = Caps(session=Cap(100), agent=(), fleet=())
+DAILY = Caps(session=Cap(None), agent=(Cap(100, "day"),), fleet=(Cap(None, "month"),))
+
+
+ON_EITHER_STORE = pytest.mark.parametrize("path", [None, ":memory:"], ids=["memory", "sqlite"])
+"""For what must also pass the rule on caps that SQLite keeps by itself."""
+
+
+async def begun(world: World, agent: str = "a1") -> Lease:
+    await world.start("s1", agent=agent)
+    (lease,) = await world.store.claim(WorkerId("w1"), 10)
+    return lease
+
+
+def call(world: World, usd: int, name: str = "c1", caps: Caps = CAPS) -> CallStarted:
+    return CallStarted(call=name, tool="spend", legs=legs(caps, Spender("s1", "a1"), world.now, usd=usd))
+
+
+async def held(world: World, lease: Lease, intent: Intent) -> Held:
+    answer = await world.purse.hold(lease, intent)
+    assert isinstance(answer, Held)
+    return answer
+
+
+async def spent(world: World, lease: Lease, usd: int, name: str, caps: Caps = CAPS) -> None:
+    taken = await held(world, lease, call(world, usd, name, caps))
+    await world.purse.settle(lease, taken.flight, Truth("ok", usd=usd))
+
+
+async def budget(world: World, account: Account = SESSION) -> BudgetRow:
+    rows = await world.journal.ask(Query("budgets", BudgetRow))
+    found = [row for row in rows if (row.scope, row.window, row.unit) == (account.scope, account.window, account.unit)]
+    return found[0] if found else BudgetRow(account.scope, account.window, account.unit)
+
+
+async def sums(world: World, account: Account = SESSION) -> tuple[int, int, int]:
+    row = await budget(world, account)
+    return row.spent, row.held, row.overrun
+
+
+async def test_the_hold_stands_before_anything_acts_and_the_rest_is_freed_after_it(world: World) -> None:
+    lease = await begun(world)
+    taken = await held(world, lease, call(world, 60))
+    assert await sums(world) == (0, 60, 0)
+    assert (await world.session("s1")).in_flight == {"c1": taken.flight}
+    await world.purse.settle(lease, taken.flight, Truth("ok", usd=25))
+    assert await sums(world) == (25, 0, 0)
+    assert (await world.session("s1")).in_flight == {}
+
+
+async def test_the_charge_is_the_reported_truth_and_the_hold_only_where_nothing_truer_is_known(world: World) -> None:
+    lease = await begun(world)
+    for name, usd in (("known", 3), ("free", 0), ("unknown", None)):
+        taken = await held(world, lease, call(world, 20, name))
+        await world.purse.settle(lease, taken.flight, Truth("ok", usd=usd))
+    spends = await world.store.ask(Query("all_spends", SpendRow))
+    assert {row.hold: (row.usd, row.held_usd) for row in spends} == {
+        "known": (3, 20),
+        "free": (0, 20),
+        "unknown": (20, 20),
+    }
+
+
+async def test_what_exceeds_the_unspent_is_refused_before_it_acts_and_the_refusal_is_recorded(world: World) -> None:
+    lease = await begun(world)
+    await spent(world, lease, 90, "first")
+    answer = await world.purse.hold(lease, call(world, 11))
+    assert isinstance(answer, Refused)
+    assert answer.event == CostCapReached(
+        refused="c1", name="spend", scope="session:s1", window="", unit="usd", cap=100, spent=90, amount=11
+    )
+    assert (await world.session("s1")).cost_cap_reached
+    assert await sums(world) == (90, 0, 0)
+
+
+async def test_a_budget_full_of_holds_makes_wait_and_the_wait_ends_when_a_hold_is_settled(world: World) -> None:
+    lease = await begun(world)
+    first = await held(world, lease, call(world, 80, "first"))
+    waiting = asyncio.create_task(world.purse.hold(lease, call(world, 60)))
+    await world.advance(10 * SECOND)
+    assert not waiting.done()
+    settled_at = world.now
+    await world.purse.settle(lease, first.flight, Truth("ok", usd=30))
+    answer = await waiting
+    assert isinstance(answer, Held)
+    assert answer.flight.since == settled_at
+    assert not (await world.session("s1")).cost_cap_reached
+
+
+async def test_a_wait_is_a_refusal_once_the_holds_before_it_were_really_spent(world: World) -> None:
+    lease = await begun(world)
+    first = await held(world, lease, call(world, 80, "first"))
+    waiting = asyncio.create_task(world.purse.hold(lease, call(world, 60)))
+    await world.advance(SECOND)
+    await world.purse.settle(lease, first.flight, Truth("ok", usd=80))
+    assert isinstance(await waiting, Refused)
+
+
+async def test_a_wait_is_bounded_and_leaves_nothing_behind(world: World) -> None:
+    lease = await begun(world)
+    await held(world, lease, call(world, 80, "first"))
+    before, events = world.now, len(world.history)
+    answer = await world.purse.hold(lease, call(world, 60))
+    assert answer == StillHeld(call(world, 60).legs)
+    assert world.now - before == PATIENCE
+    assert len(world.history) == events
+    assert await sums(world) == (0, 80, 0)
+
+
+async def test_a_hold_that_another_process_settles_is_noticed_within_half_a_second(world: World) -> None:
+    lease = await begun(world)
+    first = await held(world, lease, call(world, 80, "first"))
+    waiting = asyncio.create_task(world.purse.hold(lease, call(world, 60)))
+    await world.advance(30 * SECOND)
+    await Purse(world.store, world.clock).settle(lease, first.flight, Truth("ok", usd=0))
+    await world.advance(SECOND // 2)
+    assert waiting.done()
+
+
+async def test_all_who_wait_get_their_turn_as_holds_are_settled(world: World) -> None:
+    lease = await begun(world)
+
+    async def spend(number: int) -> None:
+        taken = await held(world, lease, call(world, 40, f"c{number}"))
+        await world.clock.sleep(SECOND)
+        await world.purse.settle(lease, taken.flight, Truth("ok", usd=1))
+
+    before = world.now
+    await asyncio.gather(*(spend(number) for number in range(20)))
+    assert await sums(world) == (20, 0, 0)
+    assert world.now - before == 10 * SECOND
+
+
+async def test_whoever_gives_up_waiting_does_not_take_the_word_from_others(world: World) -> None:
+    lease = await begun(world)
+    first = await held(world, lease, call(world, 100, "first"))
+    waiting = [asyncio.create_task(world.purse.hold(lease, call(world, 50, f"c{number}"))) for number in range(2)]
+    await world.advance(SECOND)
+    waiting[0].cancel()
+    before = world.now
+    await world.purse.settle(lease, first.flight, Truth("ok", usd=0))
+    assert isinstance(await waiting[1], Held)
+    assert world.now == before
+
+
+@ON_EITHER_STORE
+def test_dearer_than_held_but_within_the_cap_just_settles(path: str | None) -> None:
+    async def scene() -> None:
+        lease = await begun(world)
+        taken = await held(world, lease, call(world, 10))
+        await world.purse.settle(lease, taken.flight, Truth("ok", usd=90))
+        assert await sums(world) == (90, 0, 0)
+        assert not (await world.session("s1")).overrun
+
+    with World(path=path) as world:
+        world.run(scene())
+
+
+@ON_EITHER_STORE
+def test_a_truth_beyond_the_cap_is_recorded_in_full_as_an_overrun_with_an_incident(path: str | None) -> None:
+    async def scene() -> None:
+        lease = await begun(world)
+        taken = await held(world, lease, call(world, 10))
+        committed = await world.purse.settle(lease, taken.flight, Truth("ok", usd=130))
+        assert committed.events[1].event == OverrunIncurred(
+            hold="c1", scope="session:s1", window="", unit="usd", amount=30
+        )
+        assert await sums(world) == (130, 0, 30)
+        assert (await world.session("s1")).overrun
+        assert isinstance(await world.purse.hold(lease, call(world, 1, "c2")), Refused)
+
+    with World(path=path) as world:
+        world.run(scene())
+
+
+@ON_EITHER_STORE
+def test_an_overrun_into_what_others_hold_breaks_no_promise_made_to_them(path: str | None) -> None:
+    async def scene() -> None:
+        lease = await begun(world)
+        first = await held(world, lease, call(world, 50, "first"))
+        second = await held(world, lease, call(world, 50, "second"))
+        await world.purse.settle(lease, first.flight, Truth("ok", usd=70))
+        assert await sums(world) == (70, 50, 20)
+        await world.purse.settle(lease, second.flight, Truth("ok", usd=50))
+        assert await sums(world) == (120, 0, 20)
+
+    with World(path=path) as world:
+        world.run(scene())
+
+
+@ON_EITHER_STORE
+def test_a_cap_can_be_lowered_below_what_is_spent_and_held_and_then_nothing_more_fits(path: str | None) -> None:
+    async def scene() -> None:
+        lease = await begun(world)
+        await spent(world, lease, 40, "first")
+        taken = await held(world, lease, call(world, 30, "second"))
+        await world.store.commit(change_cap(SESSION, 50, "mara", "lower"))
+        assert await sums(world) == (40, 30, 20)
+        assert (await budget(world)).cap == 50
+        await world.purse.settle(lease, taken.flight, Truth("ok", usd=30))
+        assert await sums(world) == (70, 0, 20)
+        assert isinstance(await world.purse.hold(lease, call(world, 1, "third")), Refused)
+
+    with World(path=path) as world:
+        world.run(scene())
+
+
+async def test_what_is_held_already_is_not_held_a_second_time_by_a_later_attempt(world: World) -> None:
+    lease = await begun(world)
+    assert isinstance(await world.purse.hold(lease, call(world, 1)), Held)
+    with pytest.raises(ValueError, match="is held already"):
+        await world.purse.hold(lease, call(world, 1), attempt=1)
+
+
+async def test_after_a_person_raised_the_cap_the_next_attempt_goes_on_in_place(world: World) -> None:
+    lease = await begun(world)
+    await spent(world, lease, 100, "first")
+    intent = call(world, 50)
+    assert isinstance(await world.purse.hold(lease, intent), Refused)
+    await world.store.commit(change_cap(SESSION, 200, "mara", "raise", "It is nearly done."))
+    assert isinstance(await world.purse.hold(lease, intent), Refused)
+    assert isinstance(await world.purse.hold(lease, intent, attempt=1), Held)
+    assert await sums(world) == (100, 50, 0)
+
+
+async def test_a_window_that_is_full_refuses_today_and_takes_the_same_tomorrow(world: World) -> None:
+    lease = await begun(world)
+    await spent(world, lease, 100, "today", DAILY)
+    answer = await world.purse.hold(lease, call(world, 1, caps=DAILY))
+    assert isinstance(answer, Refused)
+    rolls = window_end(answer.event.window)
+    assert rolls == START + DAY
+    await world.advance(rolls - world.now)
+    assert isinstance(await world.purse.hold(lease, call(world, 1, caps=DAILY), attempt=1), Held)
+
+
+async def test_a_hold_is_settled_into_the_window_that_it_was_taken_from(world: World) -> None:
+    lease = await begun(world)
+    await world.advance(DAY - SECOND)
+    taken = await held(world, lease, call(world, 60, caps=DAILY))
+    await world.advance(HOUR)
+    await world.purse.settle(lease, taken.flight, Truth("ok", usd=45))
+    assert await sums(world, Account("agent:a1", "day/2026-01-01", "usd")) == (45, 0, 0)
+    assert await sums(world, Account("agent:a1", "day/2026-01-02", "usd")) == (0, 0, 0)
+
+
+def test_a_hold_whose_answer_was_lost_at_midnight_is_still_the_hold_of_yesterday() -> None:
+    async def scene() -> None:
+        lease = await begun(world)
+        await world.advance(DAY - SECOND)
+        with pytest.raises(StoreUnavailable):
+            await world.purse.hold(lease, call(world, 60, caps=DAILY))
+        await world.advance(MINUTE)
+        taken = await held(world, lease, call(world, 60, caps=DAILY))
+        await world.purse.settle(lease, taken.flight, Truth("ok", usd=45))
+        assert await sums(world, Account("agent:a1", "day/2026-01-01", "usd")) == (45, 0, 0)
+        assert await sums(world, Account("agent:a1", "day/2026-01-02", "usd")) == (0, 0, 0)
+
+    with World(crash=Crash(2, "answer_lost")) as world:
+        world.run(scene())
+
+
+async def test_what_is_settled_twice_is_charged_once(world: World) -> None:
+    lease = await begun(world)
+    taken = await held(world, lease, call(world, 60))
+    first = await world.purse.settle(lease, taken.flight, Truth("ok", usd=25))
+    second = await world.purse.settle(lease, taken.flight, Truth("error", usd=99))
+    assert second.repeated
+    assert second.events == first.events
+    assert await sums(world) == (25, 0, 0)
+
+
+async def test_what_is_spent_and_held_survives_a_restart(world: World) -> None:
+    lease = await begun(world)
+    await spent(world, lease, 70, "first")
+    await held(world, lease, call(world, 20, "second"))
+    world.crash()
+    await world.restart()
+    assert await sums(world) == (70, 20, 0)
+    (again,) = await taken_over(world)
+    assert isinstance(await world.purse.hold(again, call(world, 40, "third")), Refused)
+
+
+async def taken_over(world: World) -> list[Lease]:
+    await world.advance(MINUTE)
+    return list(await world.store.claim(WorkerId("w2"), 10))
+
+
+async def test_a_hold_in_doubt_is_freed_by_no_timer_and_settled_at_its_most(world: World) -> None:
+    lease = await begun(world)
+    await held(world, lease, call(world, 60))
+    world.crash()
+    await world.advance(365 * DAY)
+    await world.restart()
+    assert await sums(world) == (0, 60, 0)
+    (again,) = await taken_over(world)
+    assert (await world.store.commit(end(again, "ERROR", "crashed"))).events == ()
+    await world.purse.settle_in_doubt(again, list((await world.session("s1")).in_flight.values()))
+    assert await sums(world) == (60, 0, 0)
+    assert await world.store.ask(Query("holds", HoldRow)) == []
+
+
+async def test_an_owner_that_lost_its_lease_can_neither_hold_nor_settle(world: World) -> None:
+    lease = await begun(world)
+    taken = await held(world, lease, call(world, 60))
+    await taken_over(world)
+    with pytest.raises(LeaseLost):
+        await world.purse.settle(lease, taken.flight, Truth("ok", usd=1))
+    with pytest.raises(LeaseLost):
+        await world.purse.hold(lease, call(world, 1, "c2"))
+    assert await sums(world) == (0, 60, 0)
+
+
+async def test_tokens_are_held_and_settled_like_money(world: World) -> None:
+    lease = await begun(world)
+    caps = Caps(session=Cap(None), agent=(), fleet=(), token_budget=1000)
+
+    def request(name: str, tokens: int) -> RequestStarted:
+        amounts = legs(caps, Spender("s1", "a1"), world.now, usd=5, tokens=tokens)
+        return RequestStarted(request=name, model="scripted:m", purpose="turn", legs=amounts)
+
+    account = Account("session:s1", "", "tokens")
+    taken = await held(world, lease, request("r1", 800))
+    assert await sums(world, account) == (0, 800, 0)
+    await world.purse.settle(lease, taken.flight, Truth("ok", usd=2, tokens=300))
+    assert await sums(world, account) == (300, 0, 0)
+    answer = await world.purse.hold(lease, request("r2", 701))
+    assert isinstance(answer, Refused)
+    assert answer.event.unit == "tokens"
+
+
+async def test_every_spend_is_logged_with_who_spent_it_on_what_and_why(world: World) -> None:
+    lease = await begun(world, agent="night-watch")
+    amounts = legs(CAPS, Spender("s1", "night-watch"), world.now, usd=50)
+    taken = await held(world, lease, RequestStarted(request="r1", model="scripted:m", purpose="gate", legs=amounts))
+    await world.purse.settle(lease, taken.flight, Truth("ok", usd=7, usage=Usage(100, 20, 30, 4)))
+    (spend,) = await world.store.ask(Query("all_spends", SpendRow))
+    assert (spend.at, spend.hold, spend.session) == (world.now, "r1", "s1")
+    assert (spend.agent, spend.trigger) == ("night-watch", "")
+    assert (spend.name, spend.purpose) == ("scripted:m", "gate")
+    assert (spend.usd, spend.held_usd) == (7, 50)
+    assert (spend.input_tokens, spend.output_tokens) == (100, 20)
+    assert (spend.cache_read_tokens, spend.cache_write_tokens) == (30, 4)
+
+
+async def test_a_call_that_costs_nothing_is_settled_without_touching_any_budget(world: World) -> None:
+    lease = await begun(world)
+    taken = await held(world, lease, call(world, 0))
+    committed = await world.purse.settle(lease, taken.flight, Truth("ok"))
+    assert [stored.kind for stored in committed.events] == ["call_settled"]
+    assert await world.store.ask(Query("budgets", BudgetRow)) == []
+
+
+@pytest.mark.parametrize(
+    ("tool", "purpose", "expected"),
+    [
+        ("spend", "turn", Forecast(10, 10, 5)),
+        ("spend", "sensor", Forecast(COLD_START, COLD_START, 0)),
+        ("other", "turn", Forecast(COLD_START, COLD_START, 0)),
+    ],
+)
+async def test_the_forecast_learns_from_the_settled_costs_of_one_tool_and_purpose(
+    world: World, tool: str, purpose: Purpose, expected: Forecast
+) -> None:
+    lease = await begun(world)
+    for number in range(5):
+        await spent(world, lease, 10, f"c{number}")
+    assert await world.purse.forecast(tool, purpose) == expected
+
+
+async def test_the_forecast_forgets_what_is_older_than_thirty_days(world: World) -> None:
+    lease = await begun(world)
+    for number in range(5):
+        await spent(world, lease, 10, f"c{number}")
+    await world.advance(30 * DAY)
+    assert (await world.purse.forecast("spend")).samples == 5
+    await world.advance(1)
+    assert (await world.purse.forecast("spend", cold_start=77)) == Forecast(77, 77, 0)
