@@ -157,7 +157,8 @@ def _stored(
     stream = draft.stream or write.stream
     head = rows.get(StreamRow, stream)
     seq, previous = (head.head + 1, head.hash) if head else (1, START)
-    generation = write.lease.generation if write.lease else 0
+    # A parent that begins a sub-session writes to a stream that its own generation says nothing of.
+    generation = write.lease.generation if write.lease and stream == write.stream else 0
     body_salt = None if draft.body is None else salt(SALT_BYTES)
     digest = NO_BODY if body_salt is None or draft.body is None else body_digest(body_salt, draft.body)
     header = (stream, seq, event.KIND, event.VERSION, rows.now, generation, write.key, draft.blob)

@@ -3,16 +3,20 @@
 An engine is synchronous and knows nothing of asyncio; `JournalStore` runs it in threads, or inline.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
-from halter.core.errors import LeaseLost
+from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.ports import Beat, Change, Committed, Lease, Stored, Write
 from halter.core.row import Row, RowKey
+from halter.core.rows import TABLES, StreamRow
 from halter.journal.apply import Applier, Changes, WorkingSet, declared
 
 RETRIES = 20
+
+PROJECTIONS: Final = tuple(table for table in TABLES if table is not StreamRow)
+"""The tables that a rebuild makes anew. Heads are not among them: they are a part of the chain, and evidence."""
 
 
 class Conflict(Exception):
@@ -21,6 +25,26 @@ class Conflict(Exception):
 
 class Busy(Exception):
     """The store would have to be waited for, and the caller said that it will not wait."""
+
+
+class View(Protocol):
+    """A store as it is at one moment: whatever is committed later is not seen."""
+
+    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Run a named query."""
+        ...
+
+    def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """Run a named query where there is much to read: plain columns, in the order in which it names them."""
+        ...
+
+    def get(self, digest: Digest) -> bytes | None:
+        """Return a blob, if it is there."""
+        ...
+
+    def close(self) -> None:
+        """Look no more."""
+        ...
 
 
 class Engine(Protocol):
@@ -47,7 +71,7 @@ class Engine(Protocol):
         ...
 
     def commit(self) -> None:
-        """Make the transaction durable."""
+        """Make the transaction durable; Conflict as in `save`, whichever finds it."""
         ...
 
     def rollback(self) -> None:
@@ -76,6 +100,18 @@ class Engine(Protocol):
 
     def get(self, digest: Digest) -> bytes | None:
         """Return a blob, if it is there."""
+        ...
+
+    def view(self) -> View:
+        """Open a view that stays the same and is in nobody's way until it is closed; any thread may use it."""
+        ...
+
+    def replace(self, make: Callable[[View], Iterable[Row]]) -> None:
+        """Put new rows in place of all projections, made from what a transaction sees that keeps other writers out."""
+        ...
+
+    def scrub(self) -> bool:
+        """Overwrite copies of erased bytes that linger outside the tables; tell whether that is done."""
         ...
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
@@ -109,8 +145,9 @@ def run(
             if not done:
                 engine.rollback()
         return answers
-    message = f"{RETRIES} attempts to commit met rows that others had just inserted."
-    raise Conflict(message)
+    raise StoreUnavailable(
+        f"{RETRIES} attempts to commit met rows that others had just inserted; it may be tried again."
+    )
 
 
 def _together(engine: Engine, writes: Sequence[Write], apply: Applier, salt: Callable[[int], bytes]) -> list[Answer]:

@@ -1,15 +1,16 @@
 """Memory: for tests and simulations. It keeps every promise but durability."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.ports import Beat, Change, Lease, Stored
 from halter.core.row import Row, RowKey
 from halter.core.rows import FREE, SessionRow
 from halter.journal.apply import Changes
+from halter.journal.engine import PROJECTIONS, View
 from halter.journal.sqlite import LEASE, SqliteEngine
 
 
@@ -22,14 +23,16 @@ class MemoryEngine:
 
     def __init__(self, *, now: Callable[[], int], new_id: Callable[[], str], lease: int = LEASE) -> None:
         self._clock = now
-        self._new_id = new_id
+        self._store = new_id()
         self._lease = lease
         self._rows: dict[RowKey, Row] = {}
         self._sessions: dict[str, RowKey] = {}
         self._streams: dict[StreamId, list[Stored]] = {}
-        self._keys: dict[str, list[Stored]] = {}
+        self._keys: dict[str, list[tuple[StreamId, int]]] = {}
         self._blobs: dict[Digest, bytes] = {}
+        self._erased: dict[StreamId, int] = {}
         self._alive: dict[WorkerId, int] = {}
+        self._lapsed: set[WorkerId] = set()
         self._snapshots: dict[SessionId, tuple[int, bytes]] = {}
         self._mirror: SqliteEngine | None = None
         self._unmirrored = Unmirrored()
@@ -44,7 +47,11 @@ class MemoryEngine:
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
         """Return the events of writes that were committed before under these keys."""
-        return {key: tuple(self._keys[key]) for key in keys if key in self._keys}
+        return {
+            key: tuple(self._streams[stream][seq - 1] for stream, seq in self._keys[key])
+            for key in keys
+            if key in self._keys
+        }
 
     def now(self) -> int:
         """Tell the time of the clock it was given."""
@@ -59,8 +66,10 @@ class MemoryEngine:
             self._unmirrored.rows[key] = None
         for event in changes.events:
             self._streams.setdefault(event.stream, []).append(event)
-            self._keys.setdefault(event.key, []).append(event)
+            self._keys.setdefault(event.key, []).append((event.stream, event.seq))
         self._unmirrored.events.extend(changes.events)
+        for erase in changes.erasures:
+            self._erased[erase.stream] = max(erase.through, self._erased.get(erase.stream, 0))
         for erase in changes.erasures:
             self._erase(erase.stream, erase.through)
 
@@ -78,14 +87,15 @@ class MemoryEngine:
             event.blob
             for name, kept in self._streams.items()
             for event in kept
-            if event.blob in named and not (name == stream and event.seq <= through)
+            if event.blob in named and event.seq > self._erased.get(name, 0)
         }
         for digest in named - others:
             self._blobs.pop(digest, None)
+        self._snapshots.pop(session_of(stream) or SessionId(""), None)
         self._streams[stream] = [
             msgspec.structs.replace(event, body=None, salt=None) if event.seq <= through else event for event in events
         ]
-        self._mirror = None
+        self._forget_mirror()
 
     def commit(self) -> None:
         """Nothing to sync."""
@@ -99,8 +109,7 @@ class MemoryEngine:
 
     def claim(self, worker: WorkerId, limit: int, program_format: int) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones."""
-        now = self.now()
-        self._alive[worker] = now + self._lease
+        now = self._renew(worker)
         mine = [row for row in self._session_rows() if row.format <= program_format]
         orphans = [row for row in mine if self._orphaned(row, worker, now)]
         due = [row for row in mine if row.owner == FREE and row.due_at is not None and row.due_at <= now]
@@ -121,27 +130,41 @@ class MemoryEngine:
 
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes]) -> Beat:
         """Renew a worker's leases; after a lapse, say which are left."""
-        now = self.now()
-        lapsed = self._alive.get(worker, now - 1) < now
-        self._alive[worker] = now + self._lease
-        self._snapshots.update({session: (now, data) for session, data in snapshots.items()})
-        if not lapsed:
+        now = self._renew(worker)
+        owned = {SessionId(row.session): row for row in self._session_rows() if row.owner == worker}
+        self._snapshots.update({session: (now, snapshots[session]) for session in owned if session in snapshots})
+        if worker not in self._lapsed:
             return Beat(now)
-        owned = [row for row in self._session_rows() if row.owner == worker]
-        return Beat(now, frozenset(Lease(SessionId(row.session), worker, row.generation) for row in owned))
+        self._lapsed.discard(worker)
+        return Beat(now, frozenset(Lease(session, worker, row.generation) for session, row in owned.items()))
+
+    def _renew(self, worker: WorkerId) -> int:
+        now = self.now()
+        if self._alive.get(worker, now) < now:
+            self._lapsed.add(worker)
+        self._alive[worker] = now + self._lease
+        return now
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Run a named query on the mirror."""
         if self._mirror is None:
-            self._mirror = SqliteEngine(":memory:", now=self._clock, new_id=self._new_id)
-            self._unmirrored = Unmirrored(
-                dict.fromkeys(self._rows), [e for kept in self._streams.values() for e in kept]
-            )
-            for digest, data in self._blobs.items():
-                self._mirror.put(digest, data)
-        pending, self._unmirrored = self._unmirrored, Unmirrored()
-        self._mirror.begin()
-        before = self._mirror.load(list(pending.rows))
+            self._mirror = self._whole_mirror()
+        else:
+            self._mirror_into(self._mirror, self._unmirrored)
+        self._unmirrored = Unmirrored()
+        return self._mirror.ask(name, params)
+
+    def _whole_mirror(self) -> SqliteEngine:
+        mirror = SqliteEngine(":memory:", now=self._clock, new_id=lambda: self._store)
+        for digest, data in self._blobs.items():
+            mirror.put(digest, data)
+        events = [event for kept in self._streams.values() for event in kept]
+        self._mirror_into(mirror, Unmirrored(dict.fromkeys(self._rows), events))
+        return mirror
+
+    def _mirror_into(self, mirror: SqliteEngine, pending: "Unmirrored") -> None:
+        mirror.begin()
+        before = mirror.load(list(pending.rows))
         changes = Changes([], [], [], pending.events, [])
         for key, old in before.items():
             new = self._rows.get(key)
@@ -149,9 +172,8 @@ class MemoryEngine:
                 (changes.inserts if old is None else changes.updates).append(new)
             elif old is not None:
                 changes.deletes.append(key)
-        self._mirror.save(changes)
-        self._mirror.commit()
-        return self._mirror.ask(name, params)
+        mirror.save(changes)
+        mirror.commit()
 
     def put(self, digest: Digest, data: bytes) -> None:
         """Keep a blob."""
@@ -163,15 +185,39 @@ class MemoryEngine:
         """Return a blob, if it is there."""
         return self._blobs.get(digest)
 
+    def view(self) -> View:
+        """Copy everything; the copy is thrown away with the view."""
+        return self._whole_mirror().view()
+
+    def replace(self, make: Callable[[View], Iterable[Row]]) -> None:
+        """Make all projections anew; nothing is touched unless that succeeds."""
+        view = self.view()
+        try:
+            rows = list(make(view))
+        finally:
+            view.close()
+        self._rows = {key: row for key, row in self._rows.items() if key[0] not in PROJECTIONS}
+        self._sessions = {}
+        for row in rows:
+            self._put(row)
+        self._forget_mirror()
+
+    def scrub(self) -> bool:
+        """Nothing lingers in memory."""
+        return True
+
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
         """There are no others."""
         return []
 
     def close(self) -> None:
         """Forget the mirror; the rows go with the engine."""
+        self._forget_mirror()
+
+    def _forget_mirror(self) -> None:
         if self._mirror is not None:
             self._mirror.close()
-            self._mirror = None
+        self._mirror = None
 
 
 class Unmirrored(msgspec.Struct):

@@ -35,12 +35,13 @@ def for_psycopg(sql: str) -> str:
 
 
 class RowStatements(msgspec.Struct, frozen=True):
-    """The four mechanical statements of a table whose columns are the fields of its row type."""
+    """The mechanical statements of a table whose columns are the fields of its row type."""
 
     select: str
     insert: str
     update: str
     delete: str
+    clear: str
 
 
 @cache
@@ -54,4 +55,5 @@ def row_statements(row: type[Row]) -> RowStatements:
         insert=f"INSERT INTO {row.TABLE} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})",
         update=f"UPDATE {row.TABLE} SET {', '.join(f'{column} = ?' for column in values)} WHERE {key}",
         delete=f"DELETE FROM {row.TABLE} WHERE {key}",
+        clear=f"DELETE FROM {row.TABLE}",
     )

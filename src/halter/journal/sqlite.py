@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -10,18 +10,27 @@ from typing import Any, Final
 import msgspec
 
 from halter.core.clock import SECOND
-from halter.core.errors import StoreError, StoreUnavailable, StoreUnusable
+from halter.core.errors import RowRefused, StoreError, StoreUnavailable, StoreUnusable
 from halter.core.events import decode
-from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.ports import Beat, Change, Lease, Stored
 from halter.core.row import Row, RowKey
 from halter.journal.apply import Changes
-from halter.journal.engine import Busy
+from halter.journal.engine import PROJECTIONS, Busy, View
 from halter.journal.queries import load, migrations, row_statements
+from halter.journal.sqlite_view import SqliteView, answers, blob
 
 OLDEST_SQLITE: Final = (3, 37, 0)
+PAGE_BYTES: Final = 2048
+"""SQLite writes whole pages: with small ones, a lone step writes half as much as with the usual 4096."""
+
 LOCK_SECONDS: Final = 10.0
+LOOK_SECONDS: Final = 0.002
+SCRUBS: Final = 50
+"""How often the log is tried to be cut off while others read it: for a tenth of a second, since nobody else writes."""
+
 LEASE: Final = 15 * SECOND
+REFUSED: Final = "Nothing of its write was kept; the program has a mistake, or somebody changed rows by hand."
 
 
 def open_connection(path: str, *, uri: bool = False) -> sqlite3.Connection:
@@ -29,10 +38,25 @@ def open_connection(path: str, *, uri: bool = False) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path, isolation_level=None, check_same_thread=False, cached_statements=256, uri=uri, timeout=LOCK_SECONDS
     )
-    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    _write_ahead(connection)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA secure_delete = ON")
     return connection
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Switch to WAL. Of several processes that do so on a new file at once, SQLite refuses some without waiting."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+                raise
+            time.sleep(LOOK_SECONDS)
+        else:
+            return
 
 
 class SqliteEngine:
@@ -45,37 +69,49 @@ class SqliteEngine:
         now: Callable[[], int],
         new_id: Callable[[], str],
         lease: int = LEASE,
+        lock_seconds: float = LOCK_SECONDS,
         connect: Callable[[str], sqlite3.Connection] = open_connection,
     ) -> None:
         self._path = path
+        self._connect = connect
         self._clock = now
+        self._lock_seconds = lock_seconds
         self._lease = lease
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             message = f"SQLite {sqlite3.sqlite_version} is too old: Halter needs 3.37. Use a newer Python build."
             raise StoreUnusable(message)
         with self._translated():
             self._connection = connect(path)
+            self._connection.execute("PRAGMA busy_timeout = 0")
             self._migrate(new_id)
             self._reader = self._connection if path == ":memory:" else connect(path)
             self._reader.row_factory = None
         self._sql = load("sqlite/engine.sql")
-        self._questions = load("queries.sql")
         self._version = self._data_version()
         self._position = self._last_position()
 
     def begin(self, *, wait: bool = True) -> None:
-        """Take the one write lock of the file."""
-        if wait:
-            with self._translated():
-                self._connection.execute("BEGIN IMMEDIATE")
-            return
-        self._connection.execute("PRAGMA busy_timeout = 0")
+        """Take the one write lock of the file, waiting for other processes if that is wanted."""
+        looks = round(self._lock_seconds / LOOK_SECONDS) if wait else 0
+        for _ in range(looks):
+            if self._locked() is None:
+                return
+            time.sleep(LOOK_SECONDS)
+        refusal = self._locked()
+        if refusal is not None:
+            raise in_words(refusal, self._path) if wait else Busy from refusal
+
+    def _locked(self) -> sqlite3.Error | None:
+        """Try to take the write lock; return what SQLite said if another process has it."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
-            raise Busy from error
-        finally:
-            self._connection.execute(f"PRAGMA busy_timeout = {int(LOCK_SECONDS * 1000)}")
+            if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
+                raise in_words(error, self._path) from error
+            return error
+        except sqlite3.Error as error:
+            raise in_words(error, self._path) from error
+        return None
 
     def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
         """Return rows; the write lock of the file is the lock on all of them."""
@@ -118,6 +154,7 @@ class SqliteEngine:
                 params = {"stream": erase.stream, "through": erase.through}
                 execute(self._sql["erase_blobs"], params)
                 execute(self._sql["erase_bodies"], params)
+                execute(self._sql["erase_snapshot"], {"session": session_of(erase.stream)})
 
     def commit(self) -> None:
         """Make the transaction durable: this returns after the disk has it."""
@@ -139,7 +176,7 @@ class SqliteEngine:
         """Take orphaned sessions first, then due ones."""
         with self._transaction() as execute:
             now = self.now()
-            execute(self._sql["renew"], {"worker": worker, "until": now + self._lease})
+            execute(self._sql["renew"], {"worker": worker, "now": now, "lease": self._lease}).fetchall()
             leases: list[Lease] = []
             for name in ("claim_orphans", "claim_due"):
                 params = {"worker": worker, "now": now, "format": program_format, "limit": limit - len(leases)}
@@ -150,21 +187,19 @@ class SqliteEngine:
         """Renew a worker's leases; after a lapse, say which are left."""
         with self._transaction() as execute:
             now = self.now()
-            before = execute(self._sql["alive_until"], {"worker": worker}).fetchone()
-            execute(self._sql["renew"], {"worker": worker, "until": now + self._lease})
+            renewed = execute(self._sql["renew"], {"worker": worker, "now": now, "lease": self._lease}).fetchall()
             for session, data in snapshots.items():
-                execute(self._sql["snapshot"], {"session": session, "at": now, "data": data})
-            if before is not None and before[0] >= now:
+                execute(self._sql["snapshot"], {"worker": worker, "session": session, "at": now, "data": data})
+            if renewed == [(0,)]:
                 return Beat(now)
+            execute(self._sql["told_of_lapse"], {"worker": worker})
             owned = execute(self._sql["owned"], {"worker": worker}).fetchall()
             return Beat(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Run a named query."""
         with self._translated():
-            cursor = self._reader.execute(self._questions[name], dict(params))
-            names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor]
+            return answers(self._reader, name, params)
 
     def put(self, digest: Digest, data: bytes) -> None:
         """Keep a blob."""
@@ -174,8 +209,42 @@ class SqliteEngine:
     def get(self, digest: Digest) -> bytes | None:
         """Return a blob, if it is there."""
         with self._translated():
-            row = self._reader.execute(self._sql["get"], {"digest": digest}).fetchone()
-        return None if row is None else row[0]
+            return blob(self._reader, digest)
+
+    def view(self) -> View:
+        """Begin to read on a connection of its own; what is kept in memory has only one.
+
+        A first question is asked at once, since SQLite fixes what a transaction sees when it first reads.
+        """
+        with self._translated():
+            connection = self._connection if self._path == ":memory:" else self._connect(self._path)
+            connection.execute("BEGIN")
+        view = SqliteView(connection, self._translated)
+        view.ask("meta", {})
+        return view
+
+    def replace(self, make: Callable[[View], Iterable[Row]]) -> None:
+        """Make all projections anew in one transaction."""
+        try:
+            with self._transaction() as execute:
+                rows = list(make(SqliteView(self._connection, self._translated)))
+                for table in PROJECTIONS:
+                    execute(row_statements(table).clear)
+                for row in rows:
+                    execute(row_statements(type(row)).insert, msgspec.structs.astuple(row))
+        except (RowRefused, OverflowError) as error:
+            message = f"The rows that the events of {self._path} make cannot be right ({error}). Nothing was changed."
+            raise StoreUnusable(message) from error
+
+    def scrub(self) -> bool:
+        """Move all pages out of the write-ahead log and cut it off; a reader elsewhere can be in the way of that."""
+        with self._translated():
+            for _ in range(SCRUBS):
+                busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if not busy:
+                    return True
+                time.sleep(LOOK_SECONDS)
+        return False
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
         """Wait, then look whether any other connection has committed since the last look."""
@@ -220,7 +289,7 @@ class SqliteEngine:
     @contextmanager
     def _transaction(self) -> Generator[Callable[..., sqlite3.Cursor]]:
         with self._translated():
-            self._connection.execute("BEGIN IMMEDIATE")
+            self.begin()
             try:
                 yield self._connection.execute
                 self._connection.execute("COMMIT")
@@ -231,8 +300,6 @@ class SqliteEngine:
     def _translated(self) -> Generator[None]:
         try:
             yield
-        except sqlite3.IntegrityError:
-            raise
         except sqlite3.Error as error:
             raise in_words(error, self._path) from error
 
@@ -241,9 +308,11 @@ def in_words(error: sqlite3.Error, path: str) -> StoreError:
     """Turn SQLite's error into a sentence for the person who can act."""
     name = getattr(error, "sqlite_errorname", "")
     text = str(error)
+    if isinstance(error, sqlite3.IntegrityError):
+        return RowRefused(f"The store {path} refused a row ({text}). {REFUSED}")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreUnavailable(
-            f"The store {path} has been locked by another process for {LOCK_SECONDS:.0f} s. "
+            f"The store {path} is locked by another process. "
             "Nothing was written; it will be tried again. If it stays so, look for a program that keeps it open."
         )
     if name.startswith("SQLITE_FULL"):

@@ -4,20 +4,22 @@ import asyncio
 import secrets
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from hashlib import sha256
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from halter.core.errors import LeaseLost, StoreError
+from halter.core.errors import LeaseLost, StoreUnavailable, StoreUnusable
 from halter.core.events import FORMAT
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.ports import Beat, Change, Committed, Lease, Query, Stored, Write
+from halter.core.row import Row
 from halter.core.text import clean
 from halter.journal.apply import Applier, apply
-from halter.journal.engine import Answer, Busy, Engine, run
+from halter.journal.engine import Answer, Busy, Engine, View, run
 
 T = TypeVar("T")
 
@@ -30,7 +32,22 @@ BLOB_FROM: Final = 32 * 1024
 HINTS_KEPT: Final = 1024
 WATCH_SECONDS: Final = 0.05
 
-Observer = Callable[[Sequence[Stored]], None]
+
+class Observer(Protocol):
+    """Somebody who is told what was committed, in the thread that wrote it, and must neither fail nor tarry."""
+
+    @property
+    def every_seconds(self) -> float:
+        """How often it wants to be flushed."""
+        ...
+
+    def saw(self, events: Sequence[Stored]) -> None:
+        """Take note of events that are durable."""
+        ...
+
+    def flush(self) -> None:
+        """Do now what was put off."""
+        ...
 
 
 class JournalStore:
@@ -59,7 +76,9 @@ class JournalStore:
         self._writing_now = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "halter-journal-writer")
         self._reader = ThreadPoolExecutor(1, "halter-journal-reader")
-        self._followers: set[asyncio.Queue[Change]] = set()
+        self._timers: dict[Observer, asyncio.TimerHandle] = {}
+        # Not a set: followers are told in one order, so that a run can be replayed.
+        self._followers: dict[asyncio.Queue[Change], None] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -70,6 +89,9 @@ class JournalStore:
         if self._inline:
             return self._told(self._run([write])[0])
         answer: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
+        if not self._timers:
+            for observer in self._observers:
+                self._set_timer(observer)
         self._waiting.append((write, answer))
         if not self._busy:
             self._busy = True
@@ -78,7 +100,7 @@ class JournalStore:
 
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
         """Return the events of a stream that follow `after`, in order."""
-        return await self._reading(lambda: self._engine.read(stream, after, limit))
+        return await self._reading(lambda: self._engine.read(StreamId(clean(stream)), after, limit))
 
     async def claim(self, worker: WorkerId, limit: int) -> Sequence[Lease]:
         """Take sessions that are due or orphaned; each gets its next generation."""
@@ -90,8 +112,22 @@ class JournalStore:
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
         """Answer a named read-only question."""
-        found = await self._reading(lambda: self._engine.ask(query.name, query.params))
+        params = {name: clean(given) if isinstance(given, str) else given for name, given in query.params.items()}
+        found = await self._reading(lambda: self._engine.ask(query.name, params))
         return [msgspec.convert(row, query.row, strict=False) for row in found]
+
+    async def now(self) -> int:
+        """Tell the store's time, which timers and leases follow."""
+
+        def look() -> int:
+            self._engine.begin()
+            try:
+                self._engine.load([])
+                return self._engine.now()
+            finally:
+                self._engine.rollback()
+
+        return await self._writing(look)
 
     async def put(self, data: bytes) -> Digest:
         """Keep a blob under its digest."""
@@ -106,17 +142,36 @@ class JournalStore:
             raise KeyError(digest)
         return data
 
+    async def study(self, job: Callable[[View], T]) -> T:
+        """Let a job look at the store as it is at this moment, for as long as it likes and in nobody's way."""
+
+        def alone() -> T:
+            with self._writing_now:
+                view = self._engine.view()
+            with closing(view):
+                return job(view)
+
+        return alone() if self._inline else await asyncio.to_thread(alone)
+
+    async def replace(self, make: Callable[[View], Iterable[Row]]) -> None:
+        """Put new rows in place of all projections, in one transaction."""
+        await self._writing(lambda: self._engine.replace(make))
+
+    async def scrub(self) -> bool:
+        """Overwrite what lingers of erased bodies; False if somebody's reading was in the way."""
+        return await self._writing(self._engine.scrub)
+
     async def changes(self) -> AsyncIterator[Change]:
         """Follow which streams grow. A reader that lags loses hints, never events."""
         hints: asyncio.Queue[Change] = asyncio.Queue(HINTS_KEPT)
-        self._followers.add(hints)
+        self._followers[hints] = None
         if self._watcher is None and not self._inline:
             self._watcher = asyncio.create_task(self._watch(), name="halter-journal-watcher")
         try:
             while True:
                 yield await hints.get()
         finally:
-            self._followers.discard(hints)
+            del self._followers[hints]
 
     async def close(self) -> None:
         """Finish what was begun and let go of the store."""
@@ -125,6 +180,10 @@ class JournalStore:
         self._closed = True
         if self._watcher is not None:
             await asyncio.wait([self._watcher])
+        for timer in self._timers.values():
+            timer.cancel()
+        for observer in self._observers:
+            await self._writing(observer.flush)
         await self._writing(self._engine.close)
         self._writer.shutdown()
         self._reader.shutdown()
@@ -143,9 +202,17 @@ class JournalStore:
             for event in answer.events
         ]
         if fresh:
-            for observe in self._observers:
-                observe(fresh)
+            for observer in self._observers:
+                observer.saw(fresh)
         return answers
+
+    def _set_timer(self, observer: Observer) -> None:
+        later = asyncio.get_running_loop().call_later
+        self._timers[observer] = later(observer.every_seconds, self._time_came, observer)
+
+    def _time_came(self, observer: Observer) -> None:
+        self._set_timer(observer)
+        asyncio.get_running_loop().run_in_executor(self._writer, observer.flush)
 
     def _flush(self) -> None:
         batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
@@ -169,7 +236,7 @@ class JournalStore:
 
     def _wrote(self, batch: list[tuple[Write, asyncio.Future[Committed]]], done: asyncio.Future[list[Answer]]) -> None:
         error = done.exception()
-        if error is None or len(batch) == 1 or isinstance(error, StoreError):
+        if error is None or len(batch) == 1 or isinstance(error, (StoreUnavailable, StoreUnusable)):
             self._answered(batch, done)
             self._flushed()
         else:
@@ -218,7 +285,10 @@ class JournalStore:
 
     async def _watch(self) -> None:
         while not self._closed:
-            self._hint(await asyncio.to_thread(self._engine.wait_for_others, WATCH_SECONDS))
+            try:
+                self._hint(await asyncio.to_thread(self._engine.wait_for_others, WATCH_SECONDS))
+            except (StoreUnavailable, StoreUnusable):
+                await asyncio.sleep(WATCH_SECONDS)
 
     async def _writing(self, job: Callable[[], T]) -> T:
         def alone() -> T:

@@ -34,10 +34,14 @@ SELECT usd FROM spends WHERE name = :name AND purpose = :purpose AND at >= :sinc
 
 -- name: spent_by_purpose
 -- What was spent since a time, told apart by agent, purpose and name.
-SELECT agent, purpose, name, COUNT(*) AS spends, SUM(usd) AS usd,
-       SUM(input_tokens) AS input_tokens, SUM(output_tokens) AS output_tokens,
-       SUM(cache_read_tokens) AS cache_read_tokens
+SELECT agent, purpose, name, COUNT(*) AS spends, CAST(SUM(usd) AS BIGINT) AS usd,
+       CAST(SUM(input_tokens) AS BIGINT) AS input_tokens, CAST(SUM(output_tokens) AS BIGINT) AS output_tokens,
+       CAST(SUM(cache_read_tokens) AS BIGINT) AS cache_read_tokens
 FROM spends WHERE at >= :since GROUP BY agent, purpose, name ORDER BY SUM(usd) DESC;
+
+-- name: head
+-- Where one stream stands.
+SELECT * FROM streams WHERE stream = :stream;
 
 -- name: heads
 -- Where every stream stands.
@@ -47,9 +51,31 @@ SELECT * FROM streams ORDER BY stream;
 -- Every session row.
 SELECT * FROM sessions ORDER BY session;
 
+-- name: all_budgets
+-- Every budget row.
+SELECT * FROM budgets ORDER BY scope, "window", unit;
+
+-- name: all_holds
+-- Every hold.
+SELECT * FROM holds ORDER BY hold;
+
 -- name: all_spends
 -- Every spend.
 SELECT * FROM spends ORDER BY hold;
+
+-- name: events_of
+-- The events of one stream as they are kept, after a place in it; also such as share a number with others.
+SELECT stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash, position
+FROM events WHERE stream = :stream AND seq >= :seq AND (seq > :seq OR position > :position)
+ORDER BY seq, position LIMIT :limit;
+
+-- name: same_hash
+-- Where an event and its copies stand.
+SELECT stream, seq FROM events WHERE hash = :hash ORDER BY stream, seq LIMIT :limit;
+
+-- name: erasures
+-- What says which bodies were erased on purpose.
+SELECT version, facts FROM events WHERE stream = 'fleet' AND kind = 'bodies_erased' ORDER BY seq;
 
 -- name: counts
 -- How much there is.

@@ -74,11 +74,10 @@ CREATE TABLE holds (
     name    TEXT    NOT NULL,
     legs    BLOB    NOT NULL
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX holds_session ON holds (session);
 
 CREATE TABLE spends (
-    hold               TEXT PRIMARY KEY,
     at                 INTEGER NOT NULL,
+    hold               TEXT    NOT NULL,
     agent              TEXT    NOT NULL,
     session            TEXT    NOT NULL,
     trigger            TEXT    NOT NULL,
@@ -89,10 +88,10 @@ CREATE TABLE spends (
     input_tokens       INTEGER NOT NULL,
     output_tokens      INTEGER NOT NULL,
     cache_read_tokens  INTEGER NOT NULL,
-    cache_write_tokens INTEGER NOT NULL
-) STRICT;
-CREATE INDEX spends_name ON spends (name, purpose, at);
-CREATE INDEX spends_at ON spends (at);
+    cache_write_tokens INTEGER NOT NULL,
+    PRIMARY KEY (at, hold)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX spends_name ON spends (name, purpose, at, usd);
 
 CREATE TABLE blobs (
     digest TEXT PRIMARY KEY,
@@ -101,7 +100,8 @@ CREATE TABLE blobs (
 
 CREATE TABLE workers (
     worker      TEXT PRIMARY KEY,
-    alive_until INTEGER NOT NULL
+    alive_until INTEGER NOT NULL,
+    lapsed      INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE snapshots (

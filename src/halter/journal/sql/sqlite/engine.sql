@@ -18,22 +18,25 @@ WHERE session IN (
 )
 RETURNING session, generation;
 
--- name: alive_until
--- How long a worker's leases were good for.
-SELECT alive_until FROM workers WHERE worker = :worker;
-
 -- name: renew
--- A worker lives on: one row renews all its leases.
-INSERT INTO workers (worker, alive_until) VALUES (:worker, :until)
-ON CONFLICT (worker) DO UPDATE SET alive_until = excluded.alive_until;
+-- A worker lives on: one row renews all its leases. That they had run out before is kept for its next beat.
+INSERT INTO workers (worker, alive_until, lapsed) VALUES (:worker, :now + :lease, 0)
+ON CONFLICT (worker) DO UPDATE SET
+    lapsed = CASE WHEN workers.alive_until < :now THEN 1 ELSE workers.lapsed END, alive_until = excluded.alive_until
+RETURNING lapsed;
+
+-- name: told_of_lapse
+-- The worker knows now.
+UPDATE workers SET lapsed = 0 WHERE worker = :worker;
 
 -- name: owned
 -- What a worker still owns.
 SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '';
 
 -- name: snapshot
--- The newest hot state of a session, for failover and for screens elsewhere.
-INSERT INTO snapshots (session, at, data) VALUES (:session, :at, :data)
+-- The newest hot state of a session that is still the worker's own, for failover and for screens elsewhere.
+INSERT INTO snapshots (session, at, data)
+SELECT session, :at, :data FROM sessions WHERE session = :session AND owner = :worker
 ON CONFLICT (session) DO UPDATE SET at = excluded.at, data = excluded.data;
 
 -- name: read
@@ -56,13 +59,22 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 UPDATE events SET body = NULL, salt = NULL WHERE stream = :stream AND seq <= :through;
 
 -- name: erase_blobs
--- Blobs that only erased events name.
-DELETE FROM blobs WHERE digest IN (
-    SELECT blob FROM events WHERE stream = :stream AND seq <= :through AND blob IS NOT NULL
-) AND digest NOT IN (
-    SELECT blob FROM events WHERE blob IS NOT NULL AND NOT (stream = :stream AND seq <= :through)
-      AND blob IN (SELECT blob FROM events WHERE stream = :stream AND seq <= :through AND blob IS NOT NULL)
+-- Blobs that only erased events name; those of this erasure and of all that were recorded before it.
+WITH named AS (
+    SELECT DISTINCT blob FROM events WHERE stream = :stream AND seq <= :through AND blob IS NOT NULL
+), erased AS (
+    SELECT json_extract(CAST(facts AS TEXT), '$.stream') AS stream,
+           MAX(json_extract(CAST(facts AS TEXT), '$.through')) AS through
+    FROM events WHERE stream = 'fleet' AND kind = 'bodies_erased' GROUP BY 1
+)
+DELETE FROM blobs WHERE digest IN (SELECT blob FROM named) AND digest NOT IN (
+    SELECT kept.blob FROM events kept LEFT JOIN erased ON erased.stream = kept.stream
+    WHERE kept.blob IN (SELECT blob FROM named) AND kept.seq > COALESCE(erased.through, 0)
 );
+
+-- name: erase_snapshot
+-- What an erased session last saw is no body, but it is as private.
+DELETE FROM snapshots WHERE session = :session;
 
 -- name: put
 -- A blob, once.

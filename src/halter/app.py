@@ -1,0 +1,54 @@
+"""The one place where the parts are put together."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from halter.core.clock import Clock, SystemClock
+from halter.core.ids import Ids, SortableIds
+from halter.guard.purse import Purse
+from halter.settings import Settings
+
+if TYPE_CHECKING:
+    from halter.journal.checkpoints import Checkpointer
+    from halter.journal.store import JournalStore
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """Everything that a face needs, ready to use."""
+
+    settings: Settings
+    clock: Clock
+    ids: Ids
+    store: "JournalStore"
+    checkpointer: "Checkpointer"
+    purse: Purse
+
+
+@asynccontextmanager
+async def open_app(settings: Settings, clock: Clock | None = None) -> AsyncGenerator[App]:
+    """Open the store with its checkpoints beside it, and let go of both at the end."""
+    from halter.journal.checkpoints import Checkpointer
+    from halter.journal.open import open_engine
+    from halter.journal.store import JournalStore
+
+    _prepare(settings)
+    clock = clock or SystemClock()
+    ids = SortableIds(clock.now)
+    engine = open_engine(settings.store, clock=clock, ids=ids)
+    store_id = {row["name"]: row["value"] for row in engine.ask("meta", {})}["store"]
+    checkpointer = Checkpointer(settings.checkpoints, settings.signing_key, store_id, clock.now)
+    store = JournalStore(engine, observers=(checkpointer,))
+    try:
+        yield App(settings, clock, ids, store, checkpointer, Purse(store, clock))
+    finally:
+        await store.close()
+
+
+def _prepare(settings: Settings) -> None:
+    """Make the folders for checkpoints and their key; where that fails, the checkpointer says so and work goes on."""
+    for folder in (settings.checkpoints, settings.signing_key.parent):
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,178 @@
+"""`halter budget`: what stands against every cap, and raising or lowering one."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from halter.app import App
+from halter.cli.command import WRONG_USE, JsonOption, StoreOption, answer_json, answer_table, fail, with_app
+from halter.core.clock import DAY
+from halter.core.errors import ConfigError
+from halter.core.events import AnyEvent, Unknown
+from halter.core.money import Account, BudgetRow, dollars, shown
+from halter.core.ports import Query
+from halter.core.windows import window_end
+from halter.guard.purse import change_cap
+
+Direction = Literal["raise", "lower"]
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What was spent on one thing, by one agent, for one purpose."""
+
+    agent: str
+    purpose: str
+    name: str
+    spends: int
+    usd: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+
+
+def build() -> typer.Typer:
+    """Make the group of commands."""
+    group = typer.Typer(name="budget", help="What is spent and held against every cap.", invoke_without_command=True)
+    group.callback()(_default)
+    group.command("show")(show)
+    group.command("raise")(raise_cap)
+    group.command("lower")(lower_cap)
+    return group
+
+
+def _default(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        show()
+
+
+def show(*, store: StoreOption = None, as_json: JsonOption = False, everything: bool = False) -> None:
+    """Show every cap that counts now, what is spent and held against it, and what the last day was spent on."""
+
+    async def job(app: App) -> tuple[Sequence[BudgetRow], Sequence[Spent], int]:
+        now = app.clock.now()
+        rows = await app.store.ask(Query("budgets", BudgetRow))
+        spent = await app.store.ask(Query("spent_by_purpose", Spent, {"since": now - DAY}))
+        return [row for row in rows if everything or is_current(row, now)], spent, now
+
+    rows, spent, _ = with_app(store, job)
+    if as_json:
+        answer_json({"budgets": rows, "last_day": spent})
+        return
+    answer_table(
+        "Budgets",
+        ["scope", "window", "cap", "spent", "held", "left", "set by"],
+        [_budget_line(row) for row in rows],
+        right="cap spent held left",
+        empty="Nothing was spent or held yet.",
+    )
+    answer_table(
+        "Spent in the last 24 hours",
+        ["agent", "purpose", "on", "times", "cost"],
+        [[line.agent, line.purpose, line.name, str(line.spends), shown(line.usd)] for line in spent],
+        right="times cost",
+        empty="Nothing was spent in the last 24 hours.",
+    )
+
+
+def is_current(row: BudgetRow, now: int) -> bool:
+    """Tell whether a window is not over yet, or still holds something."""
+    end = window_end(row.window)
+    return row.held > 0 or end is None or end > now
+
+
+def _budget_line(row: BudgetRow) -> list[str]:
+    cap = "none" if row.cap is None else _written(row, row.cap)
+    left = "" if row.cap is None else _written(row, row.cap - row.spent - row.held)
+    spent, held = _written(row, row.spent), _written(row, row.held)
+    return [row.scope, row.window or "its life", cap, spent, held, left, row.cap_by or "configuration"]
+
+
+def _written(row: BudgetRow, amount: int) -> str:
+    return shown(amount) if row.unit == "usd" else f"{amount:,} tokens"
+
+
+ScopeArgument = Annotated[str, typer.Argument(help="fleet, agent:NAME, trigger:NAME or session:ID")]
+CapArgument = Annotated[str, typer.Argument(help="The new cap in dollars, or none.")]
+WindowOption = Annotated[
+    str, typer.Option("--window", help="Which window, as in day/2026-11-15, if there are several.")
+]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it stands in the journal.")]
+
+
+def raise_cap(
+    scope: ScopeArgument,
+    cap: CapArgument,
+    *,
+    window: WindowOption = "",
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Raise a cap, for its present window or for a session's whole life. Recorded with your name."""
+    _change("raise", scope, cap, window, reason, store, as_json=as_json)
+
+
+def lower_cap(
+    scope: ScopeArgument,
+    cap: CapArgument,
+    *,
+    window: WindowOption = "",
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Lower a cap, also below what is spent already: then nothing more is admitted. Recorded with your name."""
+    _change("lower", scope, cap, window, reason, store, as_json=as_json)
+
+
+def _change(
+    direction: Direction, scope: str, cap: str, window: str, reason: str, store: str | None, *, as_json: bool
+) -> None:
+    amount = _amount(cap)
+
+    async def job(app: App) -> AnyEvent | Unknown:
+        row = chosen(await app.store.ask(Query("budgets", BudgetRow)), scope, window, app.clock.now())
+        refuse_wrong_direction(direction, row, amount)
+        account = Account(row.scope, row.window, row.unit)
+        write = change_cap(account, amount, app.settings.person, app.ids.new(), reason)
+        return (await app.store.commit(write)).events[0].event
+
+    event = with_app(store, job)
+    if as_json:
+        answer_json(event)
+        return
+    limit = "no cap" if amount is None else f"a cap of {shown(amount)}"
+    typer.echo(f"{scope} has {limit} now; it stands in the journal with your name.")
+
+
+def _amount(text: str) -> int | None:
+    if text.lower() == "none":
+        return None
+    try:
+        amount = dollars(text.lstrip("$"))
+    except ArithmeticError:
+        return fail(f"{text!r} is not an amount: write dollars, as in 2.50, or none.", WRONG_USE)
+    return amount if amount >= 0 else fail("A cap cannot be below zero.", WRONG_USE)
+
+
+def chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> BudgetRow:
+    """Find the one budget that is meant; say which there are if it is not clear."""
+    known = [row for row in rows if row.scope == scope and row.unit == "usd"]
+    meant = [row for row in known if (row.window == window if window else is_current(row, now))]
+    if len(meant) == 1:
+        return meant[0]
+    if not known:
+        scopes = ", ".join(sorted({row.scope for row in rows if row.unit == "usd"})) or "none yet"
+        raise ConfigError(f"Nothing was ever spent in the scope {scope!r}. Scopes with a budget: {scopes}.")
+    windows = ", ".join(row.window or "(no window)" for row in known)
+    raise ConfigError(f"{scope} has these windows: {windows}. Name one of them with --window.")
+
+
+def refuse_wrong_direction(direction: Direction, row: BudgetRow, amount: int | None) -> None:
+    """Keep a slip of the finger from turning a raise into a cut, or a cut into a raise."""
+    new, old = (float("inf") if cap is None else cap for cap in (amount, row.cap))
+    if new == old or (new > old) != (direction == "raise"):
+        now = "none" if row.cap is None else shown(row.cap)
+        raise ConfigError(f"The cap of {row.scope} is {now} now: that would not {direction} it.")

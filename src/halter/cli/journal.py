@@ -1,0 +1,111 @@
+"""`halter verify` and `halter erase`: looking for tampering, and letting go of what was said."""
+
+from typing import Annotated
+
+import typer
+
+from halter.app import App
+from halter.cli.command import (
+    NOT_FINE,
+    WRONG_USE,
+    JsonOption,
+    StoreOption,
+    answer_json,
+    answer_table,
+    fail,
+    with_app,
+)
+from halter.core.durations import parse_duration
+from halter.journal.keys import public_key_path, public_keys
+from halter.journal.rebuild import rebuild
+from halter.journal.report import Report
+from halter.journal.retention import Erasure, erase_older_than
+from halter.journal.retention import erase as erase_sessions
+from halter.journal.verify import verify as verify_store
+
+
+def verify(
+    *,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+    repair: Annotated[
+        bool, typer.Option("--rebuild", help="Afterwards make all tables anew from the events, if those are sound.")
+    ] = False,
+) -> None:
+    """Look for any event that was edited, deleted, moved or repeated, and for tables that disagree with the events.
+
+    Leaves with 1 if anything was found.
+    """
+
+    async def job(app: App) -> Report:
+        trusted = _trusted(app)
+        report = await verify_store(app.store, app.settings.checkpoints, trusted)
+        if repair and all(found.kind == "row" for found in report.findings):
+            await rebuild(app.store)
+            report = await verify_store(app.store, app.settings.checkpoints, trusted)
+        return report
+
+    report = with_app(store, job)
+    if as_json:
+        answer_json(report)
+    else:
+        _say(report)
+    if not report.ok:
+        raise typer.Exit(NOT_FINE)
+
+
+def _trusted(app: App) -> frozenset[str]:
+    """Trust the key beside the signing key; before the first checkpoint there is none."""
+    path = public_key_path(app.settings.signing_key)
+    return public_keys(path) if path.exists() else frozenset()
+
+
+def _say(report: Report) -> None:
+    if report.findings:
+        rows = [[found.kind, found.stream, str(found.seq or ""), found.sentence] for found in report.findings]
+        answer_table("Not as it was written", ["finding", "stream", "event", "what, and what to do"], rows)
+    for note in report.notes:
+        typer.echo(note)
+    verdict = "Nothing was altered" if report.ok else f"{len(report.findings)} findings"
+    covered = "no checkpoints" if report.checkpoints is None else f"{report.checkpoints} checkpoints"
+    typer.echo(
+        f"{verdict}: {report.events:,} events in {report.streams:,} streams, {report.erased:,} erased, "
+        f"{report.uncovered_events:,} not covered by a checkpoint yet ({covered})."
+    )
+
+
+def erase(
+    session: Annotated[
+        list[str] | None, typer.Option("--session", help="A session; may be given several times.")
+    ] = None,
+    older_than: Annotated[str | None, typer.Option(help="Sessions that ended so long ago, as in 90d.")] = None,
+    reason: Annotated[str, typer.Option(help="Why; it stands in the journal.")] = "",
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Erase what was said in sessions that have ended, for good. What happened, and its chain, stay."""
+    if bool(session) == bool(older_than):
+        fail("Name either sessions (--session ID) or an age (--older-than 90d).", WRONG_USE)
+    what = f"sessions that ended more than {older_than} ago" if older_than else ", ".join(session or [])
+    if not yes and not typer.confirm(f"Erase the bodies of {what}? This cannot be undone."):
+        fail("Nothing was erased.", NOT_FINE)
+
+    async def job(app: App) -> Erasure:
+        if older_than:
+            age = parse_duration(older_than)
+            return await erase_older_than(app.store, age, app.settings.person, now=app.clock.now())
+        return await erase_sessions(app.store, session or [], app.settings.person, reason)
+
+    erasure = with_app(store, job)
+    if as_json:
+        answer_json(erasure)
+    else:
+        typer.echo(f"Erased the bodies of {len(erasure.erased)} sessions.")
+        for refused in erasure.refused:
+            typer.echo(refused.sentence)
+        if not erasure.scrubbed:
+            typer.echo("Somebody was reading the store, so copies may linger in its log: run this again to clear them.")
+    if erasure.refused:
+        raise typer.Exit(NOT_FINE)

@@ -1,0 +1,253 @@
+"""Checkpoints outside the store: what shows a tail that was cut off, a stream that was dropped, a history rewritten.
+
+A hash chain alone cannot show these, since whoever can write to the store can work out the chain anew.
+Each checkpoint is one line of JSON: it names the heads that changed, the digest of the line before it, and is
+signed. Any number of processes append to one file.
+"""
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from halter.core.clock import SECOND
+from halter.core.events import SessionEnded
+from halter.core.ports import Stored
+from halter.journal.keys import SigningKey, signing_key
+
+FORMAT_TAG: Final = b"halter.checkpoint.1\n"
+FIRST: Final = ""
+"""What the first checkpoint names as the digest of the line before it."""
+
+RETRY: Final = 5 * SECOND
+PAUSE_SECONDS: Final = 0.01
+LOCK_PAUSES: Final = 10
+LOCK_PAUSES_AT_REST: Final = 50
+"""How long another process's append is waited for, while a commit waits for this one and while none does."""
+
+_BLOCK: Final = 64 * 1024
+_LINE_ENDS: Final = 2
+"""The last line is found between its own end and that of the line before it."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """One line: where the streams that had changed stood at a time, as [sequence number, hash]."""
+
+    number: int
+    at: int
+    store: str
+    heads: dict[str, tuple[int, str]]
+    previous: str
+    key: str
+    signature: str = ""
+
+    def signed_bytes(self) -> bytes:
+        """Tell what the signature is made over."""
+        return FORMAT_TAG + msgspec.structs.replace(self, signature="").line()
+
+    def line(self) -> bytes:
+        """Write it down."""
+        return _ENCODE(self)
+
+
+_ENCODE: Final = msgspec.json.Encoder().encode
+_DECODER: Final = msgspec.json.Decoder(Checkpoint)
+
+
+def parsed(line: bytes) -> Checkpoint | None:
+    """Read a line, without its end; None if it is none that this program could have written."""
+    try:
+        checkpoint = _DECODER.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return checkpoint if checkpoint.line() == line else None
+
+
+def line_digest(line: bytes) -> str:
+    """Digest a line, without its end, as the next one names it."""
+    return sha256(line).hexdigest()
+
+
+class LockedOut(Exception):
+    """Another process has been appending for too long."""
+
+
+def checkpoint_file(folder: Path, store_id: str) -> Path:
+    """Tell where the checkpoints of a store stand."""
+    return folder / f"{store_id}.jsonl"
+
+
+class Checkpointer:
+    """Notes what a store commits, and writes a checkpoint at once, every so often, and at each session's end.
+
+    A place that cannot be written to never stops a commit: `problem` says what is wrong, what is missing in the
+    place is kept, and written when it can be.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        key_path: Path,
+        store_id: str,
+        now: Callable[[], int],
+        *,
+        every_events: int = 1000,
+        every_seconds: float = 60.0,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._path = checkpoint_file(folder, store_id)
+        self._key_path = key_path
+        self._store_id = store_id
+        self._now = now
+        self._every_events = every_events
+        self._pause = pause
+        self.every_seconds = every_seconds
+        self.problem = ""
+        self._guard = threading.Lock()
+        self._key: SigningKey | None = None
+        self._heads: dict[str, tuple[int, bytes]] = {}
+        self._events = 0
+        self._due_at = 0
+
+    def saw(self, events: Sequence[Stored]) -> None:
+        """Take note of events, and write a checkpoint if one is due."""
+        with self._guard:
+            for event in events:
+                if event.seq > self._heads.get(event.stream, (0, b""))[0]:
+                    self._heads[event.stream] = (event.seq, event.hash)
+            self._events += len(events)
+            if not self.problem and any(event.kind == SessionEnded.KIND for event in events):
+                self._due_at = 0
+            if self._now() >= self._due_at or (self._events >= self._every_events and not self.problem):
+                self._write(LOCK_PAUSES)
+
+    def flush(self) -> None:
+        """Write a checkpoint of whatever has changed since the last one."""
+        with self._guard:
+            if self._heads:
+                self._write(LOCK_PAUSES_AT_REST)
+
+    def rehearse(self) -> None:
+        """Look whether a checkpoint could be written, without writing one: `problem` says what is in the way."""
+        with self._guard:
+            try:
+                self._key = self._key or signing_key(self._key_path)
+                self._path.parent.stat()
+                if not os.access(self._path.parent, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self._path.parent))
+            except (OSError, ValueError) as error:
+                self.problem = self._in_words(error)
+
+    def _write(self, pauses: int) -> None:
+        now = self._now()
+        try:
+            self._key = self._key or signing_key(self._key_path)
+            self._append(self._key, now, pauses)
+        except (OSError, ValueError, LockedOut) as error:
+            self.problem = self._in_words(error)
+            self._due_at = now + RETRY
+            return
+        self._heads = {}
+        self._events = 0
+        self.problem = ""
+        self._due_at = now + round(self.every_seconds * SECOND)
+
+    def _append(self, key: SigningKey, now: int, pauses: int) -> None:
+        with self._locked(pauses) as file:
+            last = _last_line(file)
+            checkpoint = Checkpoint(
+                number=_number(file, last) + 1,
+                at=now,
+                store=self._store_id,
+                heads={stream: (seq, digest.hex()) for stream, (seq, digest) in sorted(self._heads.items())},
+                previous=FIRST if last is None else line_digest(last),
+                key=key.public,
+            )
+            signature = key.sign(checkpoint.signed_bytes())
+            _write_whole(file, msgspec.structs.replace(checkpoint, signature=signature).line() + b"\n")
+        if last is None:
+            _sync_folder(self._path.parent)
+
+    @contextmanager
+    def _locked(self, pauses: int) -> Generator[int]:
+        """Open the file for this process alone. Closing it lets go of the lock, and so does a crash."""
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            for _ in range(pauses):
+                if _is_ours(file):
+                    break
+                self._pause(PAUSE_SECONDS)
+            else:
+                raise LockedOut("another process has kept it locked")
+            yield file
+        finally:
+            os.close(file)
+
+    def _in_words(self, error: Exception) -> str:
+        reason = error.strerror if isinstance(error, OSError) else error
+        where = error.filename if isinstance(error, OSError) and error.filename else self._path
+        return (
+            f"Checkpoints cannot be written to {self._path} ({where}: {reason}). The work goes on, but what is "
+            "committed meanwhile could be cut off unseen. Make the folder and the key file "
+            f"{self._key_path} exist and be writable; it is tried again by itself."
+        )
+
+
+def _is_ours(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _last_line(file: int) -> bytes | None:
+    """Return the last whole line; what a crash left behind it is cut off."""
+    end = os.fstat(file).st_size
+    start, tail = end, b""
+    while start > 0 and tail.count(b"\n") < _LINE_ENDS:
+        size = min(_BLOCK, start)
+        start -= size
+        tail = os.pread(file, size, start) + tail
+    whole, newline, torn = tail.rpartition(b"\n")
+    if torn:
+        os.ftruncate(file, end - len(torn))
+    return whole.rpartition(b"\n")[2] if newline else None
+
+
+def _number(file: int, last: bytes | None) -> int:
+    """Tell the number of the last checkpoint, by counting if it is damaged."""
+    if last is None:
+        return 0
+    checkpoint = parsed(last)
+    return checkpoint.number if checkpoint else os.pread(file, os.fstat(file).st_size, 0).count(b"\n")
+
+
+def _write_whole(file: int, line: bytes) -> None:
+    """Write a line and sync it; if that fails, take back what was written of it."""
+    before = os.fstat(file).st_size
+    try:
+        rest = memoryview(line)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+        os.fsync(file)
+    except OSError:
+        os.ftruncate(file, before)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new file's name durable too."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,90 @@
+"""Reading the checkpoints of a store, and what is wrong with the checkpoints themselves."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from halter.journal.checkpoints import FIRST, Checkpoint, checkpoint_file, line_digest, parsed
+from halter.journal.keys import is_signed
+from halter.journal.report import Finding, Kind, finding
+
+
+class Chronicle:
+    """What the checkpoints of a store say.
+
+    `claims` has, for each stream, the hashes that its events had when they were checkpointed, as hexadecimal
+    digits. Only what is properly signed counts. `number` is that of the last line, as far as it can be told.
+    """
+
+    def __init__(self) -> None:
+        self.claims: dict[str, dict[int, str]] = {}
+        self.findings: list[Finding] = []
+        self.count = 0
+        self.number = 0
+        self.torn = False
+
+    def covered(self, stream: str) -> int:
+        """Tell up to which event a stream is vouched for."""
+        return max(self.claims.get(stream, ()), default=0)
+
+
+def read_chronicle(folder: Path, store_id: str, trusted: Collection[str] = ()) -> Chronicle:
+    """Read and examine all checkpoints of a store. Raises OSError.
+
+    Without trusted keys, each line is checked against the key that it names itself.
+    """
+    chronicle = Chronicle()
+    previous = FIRST
+    with checkpoint_file(folder, store_id).open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                chronicle.torn = True
+                break
+            chronicle.count += 1
+            chronicle.number += 1
+            _examine(line[:-1], previous, store_id, trusted, chronicle)
+            previous = line_digest(line[:-1])
+    return chronicle
+
+
+def _examine(line: bytes, previous: str, store_id: str, trusted: Collection[str], chronicle: Chronicle) -> None:
+    checkpoint = parsed(line)
+    if checkpoint is None:
+        what = "cannot be read: it was damaged."
+        _find(chronicle, store_id, "checkpoint_altered", what)
+        return
+    if checkpoint.previous != previous or checkpoint.number != chronicle.number:
+        what = (
+            f"does not follow the one before it, and says that it is number {checkpoint.number}: "
+            "a line was changed, removed or added there."
+        )
+        _find(chronicle, store_id, "checkpoint_altered", what)
+    chronicle.number = checkpoint.number
+    doubt = _doubt(checkpoint, store_id, trusted)
+    if doubt is None:
+        _take(checkpoint, store_id, chronicle)
+    else:
+        _find(chronicle, store_id, *doubt)
+
+
+def _doubt(checkpoint: Checkpoint, store_id: str, trusted: Collection[str]) -> tuple[Kind, str] | None:
+    """Tell why a checkpoint vouches for nothing, if so."""
+    if not is_signed(checkpoint.signed_bytes(), checkpoint.signature, checkpoint.key):
+        return "checkpoint_altered", "does not fit its signature: it was changed after it was signed."
+    if trusted and checkpoint.key not in trusted:
+        return "checkpoint_key", f"is signed with the key {checkpoint.key}, which is not one that you trust."
+    if checkpoint.store != store_id:
+        return "checkpoint_altered", f"belongs to the store {checkpoint.store}: it was copied here."
+    return None
+
+
+def _take(checkpoint: Checkpoint, store_id: str, chronicle: Chronicle) -> None:
+    for stream, (seq, digest) in checkpoint.heads.items():
+        if chronicle.claims.setdefault(stream, {}).setdefault(seq, digest) != digest:
+            what = f"gives event {seq} of {stream} another hash than an earlier one: history was rewritten."
+            _find(chronicle, store_id, "rewritten", what, stream, seq)
+
+
+def _find(chronicle: Chronicle, store_id: str, kind: Kind, what: str, stream: str = "", seq: int | None = None) -> None:
+    number = chronicle.count
+    what = f"Line {number} of the checkpoints of store {store_id} {what}"
+    chronicle.findings.append(finding(kind, stream, number if seq is None else seq, what))

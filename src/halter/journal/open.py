@@ -1,0 +1,68 @@
+"""Which store a URL names."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from halter.core.clock import Clock
+from halter.core.errors import StoreUnusable
+from halter.core.ids import Ids
+from halter.journal.engine import Engine
+from halter.journal.memory import MemoryEngine
+from halter.journal.sqlite import LEASE, SqliteEngine
+from halter.journal.store import JournalStore, Observer
+
+FORMS: Final = "a file (halter.db), sqlite:///folder/halter.db, postgresql://user@host/database, or memory:"
+
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):(.*)", re.IGNORECASE | re.DOTALL)
+
+
+def open_store(
+    url: str, *, clock: Clock, ids: Ids, observers: Sequence[Observer] = (), lease: int = LEASE, inline: bool = False
+) -> JournalStore:
+    """Open the store that a URL names, and make it if there is none."""
+    return JournalStore(open_engine(url, clock=clock, ids=ids, lease=lease), inline=inline, observers=observers)
+
+
+def open_engine(url: str, *, clock: Clock, ids: Ids, lease: int = LEASE) -> Engine:
+    """Open the engine of a store alone, for whoever puts something of their own on it."""
+    found = _SCHEME.fullmatch(url)
+    scheme, rest = (found[1].lower(), found[2]) if found else ("", url)
+    match scheme:
+        case "memory" if not rest:
+            return MemoryEngine(now=clock.now, new_id=ids.new, lease=lease)
+        case "postgresql" | "postgres" if rest.startswith("//"):
+            return _postgres(url, ids.new, lease)
+        case "" | "sqlite" if rest and (not rest.startswith("//") or rest.startswith("///")):
+            return SqliteEngine(_file(rest), now=clock.now, new_id=ids.new, lease=lease)
+        case _:
+            raise StoreUnusable(f"The store {masked(url)!r} has no form that Halter knows. Write {FORMS}.")
+
+
+def masked(url: str) -> str:
+    """Write a URL without its passwords, for people and for logs."""
+    without = re.sub(r"(//[^:/?#]*):.*@", r"\1:***@", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", without, flags=re.IGNORECASE)
+
+
+def _postgres(url: str, new_id: Callable[[], str], lease: int) -> Engine:
+    try:
+        from halter.journal.postgres import PostgresEngine
+    except ImportError as missing:
+        raise StoreUnusable(
+            f"The store {masked(url)} needs a PostgreSQL driver: install it with pip install 'halter[postgres]'."
+        ) from missing
+    return PostgresEngine(url, new_id=new_id, lease=lease)
+
+
+def _file(rest: str) -> str:
+    """Find the file that is meant, and make a folder for it that only its owner can look into."""
+    path = Path(f"/{rest.lstrip('/')}" if rest.startswith("//") else rest).expanduser()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnusable(
+            f"The folder {path.parent} of the store cannot be made ({error.strerror}): make it, or name another file."
+        ) from error
+    return str(path)

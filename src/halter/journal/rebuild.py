@@ -1,0 +1,215 @@
+"""All projections folded anew from the events: to compare them with the live rows, or to replace those.
+
+Events go through the same `project` as when they were committed. Streams are read in any order within their
+class: no order is promised between them, and the rows come out the same.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+import msgspec
+
+from halter.core.errors import StoreUnusable
+from halter.core.events import AnyEvent, BodiesErased, Unknown, decode
+from halter.core.ids import FLEET, StreamId, is_inbox, session_of, session_stream
+from halter.core.ports import Stored
+from halter.core.project import Erase, Gone, project
+from halter.core.row import R, Row, RowKey
+from halter.core.rows import FREE, SessionRow
+from halter.journal.engine import PROJECTIONS, View
+from halter.journal.report import Finding, finding
+from halter.journal.store import JournalStore
+
+PAGE: Final = 500
+"""How many events are read in one go: enough to be quick, few enough for bodies of 32 KiB each."""
+
+
+async def rebuilt(store: JournalStore) -> dict[RowKey, Row]:
+    """Make all projections from the events alone. Raises StoreUnusable if there is an event it cannot read."""
+    return await store.study(rows_from_events)
+
+
+async def rebuild(store: JournalStore) -> None:
+    """Replace the live projections by what the events make of them, in one transaction."""
+    await store.replace(lambda view: rows_from_events(view).values())
+
+
+def rows_from_events(view: View) -> dict[RowKey, Row]:
+    """Fold every stream, and leave each session to whoever works on it now."""
+    fold = Fold()
+    for stream in in_order(all_streams(view)):
+        for event in events_of(view, stream):
+            fold.take(event)
+    return fold.rows_beside(live_rows(view))
+
+
+def all_streams(view: View) -> list[StreamId]:
+    """List every stream that has an event or a head."""
+    return [StreamId(row["stream"]) for row in view.ask("streams", {})]
+
+
+def in_order(streams: Iterable[StreamId]) -> list[StreamId]:
+    """Put sessions first, then inboxes, triggers, and the fleet last; within a class the order is kept."""
+    return sorted(streams, key=_class)
+
+
+def _class(stream: StreamId) -> int:
+    if session_of(stream) is None:
+        return 3 if stream == FLEET else 2
+    return 1 if is_inbox(stream) else 0
+
+
+def events_of(view: View, stream: StreamId) -> Iterator[Stored]:
+    """Read a stream as it is kept, in pages, without trusting that its numbers are right."""
+    seq, position = -(2**63), 0
+    while True:
+        params = {"stream": stream, "seq": seq, "position": position, "limit": PAGE}
+        rows = view.rows("events_of", params)
+        for row in rows:
+            yield stored(row)
+        if len(rows) < PAGE:
+            return
+        seq, position = rows[-1][1], rows[-1][-1]
+
+
+def stored(row: Sequence[Any]) -> Stored:
+    """Read an event from its columns, whatever they hold; what no column may hold becomes nothing of its kind."""
+    if tuple(map(type, row)) not in _SOUND:
+        row = [value if type(value) in kinds else kinds[0]() for value, kinds in zip(row, _TYPES, strict=True)]
+    stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, link, _ = row
+    event = readable(kind, version, facts)
+    return Stored(stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, link, event)
+
+
+_NONE: Final = type(None)
+_HEADER: Final = ((str,), (int,), (str,), (int,), (int,), (int,), (str,), (str, _NONE))
+_CONTENT: Final = ((bytes,), (bytes, _NONE), (bytes, _NONE), (bytes,), (bytes,))
+_TYPES: Final[tuple[tuple[type, ...], ...]] = (*_HEADER, *_CONTENT, (int,))
+_SOUND: Final = frozenset(itertools.product(*_TYPES))
+"""What the columns of an event may hold, as the query names them; all combinations, for a quick look."""
+
+
+def whole(value: object) -> int:
+    """Read a number that somebody may have damaged; what is none is less than any that counts."""
+    return value if isinstance(value, int) else -1
+
+
+def readable(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
+    """Decode facts that somebody may have damaged."""
+    if version < 1:
+        return Unknown(kind, version, facts)
+    try:
+        return decode(kind, version, facts)
+    except RecursionError:
+        return Unknown(kind, version, facts)
+
+
+def erasures(view: View) -> dict[str, int]:
+    """Tell how far each stream's bodies were erased on purpose."""
+    through: dict[str, int] = {}
+    for row in view.ask("erasures", {}):
+        event = readable(BodiesErased.KIND, row["version"], row["facts"])
+        if isinstance(event, BodiesErased):
+            through[event.stream] = max(event.through, through.get(event.stream, 0))
+    return through
+
+
+def live_rows(view: View) -> dict[RowKey, Row]:
+    """Read all projections as they stand."""
+    rows: dict[RowKey, Row] = {}
+    for table in PROJECTIONS:
+        columns = itemgetter(*(field.name for field in msgspec.structs.fields(table)))
+        for found in view.ask(f"all_{table.TABLE}", {}):
+            row = table(*columns(found))
+            rows[row.key()] = row
+    return rows
+
+
+class Fold:
+    """The rows as events make them, one after the other; `unreadable` tells of the first that it could not take."""
+
+    def __init__(self) -> None:
+        self._rows: dict[RowKey, Any] = {}
+        self._generations: dict[str, int] = {}
+        self.unreadable: Finding | None = None
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        """Return a row as it stands so far."""
+        return self._rows.get((kind, key))
+
+    def take(self, stored: Stored) -> None:
+        """Let one event change the rows."""
+        if isinstance(stored.event, Unknown):
+            self._give_up(stored)
+            return
+        if stored.generation > self._generations.get(stored.stream, 0):
+            self._generations[stored.stream] = stored.generation
+        for effect in project(stored.event, stored, self):
+            match effect:
+                case Row():
+                    self._rows[effect.key()] = effect
+                case Gone():
+                    self._rows.pop(effect.key, None)
+                case Erase():
+                    pass
+
+    def _give_up(self, stored: Stored) -> None:
+        what = (
+            f"Event {stored.seq} of {stored.stream} ({stored.kind!r}, version {stored.version}) means nothing to "
+            "this program, so rows cannot be made from the events."
+        )
+        self.unreadable = self.unreadable or finding("unreadable", stored.stream, stored.seq, what)
+
+    def rows_beside(self, live: Mapping[RowKey, Row]) -> dict[RowKey, Row]:
+        """Return the rows, with the leases that stand in the live ones."""
+        if self.unreadable is not None:
+            raise StoreUnusable(self.unreadable.sentence)
+        rows = dict(self._rows)
+        for key, row in self._rows.items():
+            if isinstance(row, SessionRow):
+                rows[key] = _leased(row, live.get(key), self._generations.get(session_stream(row.session), 0))
+        return rows
+
+
+def _leased(row: SessionRow, live: Row | None, written_by: int) -> SessionRow:
+    """Take the lease from the live row, unless a later generation than it knows has already written.
+
+    Such a row was set back by hand: an owner that had lost the session could write again.
+    """
+    owner, generation = FREE, written_by
+    if isinstance(live, SessionRow) and whole(live.generation) >= written_by:
+        owner, generation = live.owner, live.generation
+    return msgspec.structs.replace(row, owner=owner, generation=generation)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A row that is not what the events make of it."""
+
+    key: RowKey
+    live: Row | None
+    rebuilt: Row | None
+
+    @property
+    def sentence(self) -> str:
+        """Say what differs."""
+        kind, key = self.key
+        name = f"The row {', '.join(map(str, key))} of {kind.TABLE}"
+        if self.live is None:
+            return f"{name} is missing, and the events make one."
+        if self.rebuilt is None:
+            return f"{name} stands there, and no event makes it."
+        live, rebuilt = msgspec.structs.asdict(self.live), msgspec.structs.asdict(self.rebuilt)
+        columns = [f"{column} is {live[column]!r}, not {value!r}" for column, value in rebuilt.items()]
+        differing = [text for text, column in zip(columns, rebuilt, strict=True) if live[column] != rebuilt[column]]
+        return f"{name} is not what the events make of it: {'; '.join(differing)}."
+
+
+def differences(live: Mapping[RowKey, Row], rebuilt: Mapping[RowKey, Row]) -> list[Difference]:
+    """Compare rows with what the events make of them."""
+    return [
+        Difference(key, live.get(key), rebuilt.get(key))
+        for key in {**live, **rebuilt}
+        if live.get(key) != rebuilt.get(key)
+    ]

@@ -1,0 +1,93 @@
+"""Erasing what was said, while what happened stays provable: bodies go, facts and chains stand.
+
+An erasure is an event of the fleet, and the bodies go in its own transaction. Only sessions that have ended are
+erased: one that still runs would go on with a transcript full of holes.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from halter.core.events import BodiesErased
+from halter.core.ids import FLEET, StreamId, inbox_stream, session_stream
+from halter.core.ports import Draft, Query, Rows, Write
+from halter.core.rows import SessionRow, StreamRow
+from halter.journal.engine import View
+from halter.journal.rebuild import erasures
+from halter.journal.store import JournalStore
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A session whose bodies were not erased, and why."""
+
+    session: str
+    sentence: str
+
+
+class Erasure(msgspec.Struct, frozen=True):
+    """Which sessions were erased and which were not.
+
+    Without `scrubbed`, copies may linger outside the tables because somebody was reading: another erasure,
+    also one of nothing, clears them away.
+    """
+
+    erased: tuple[str, ...]
+    refused: tuple[Refused, ...]
+    scrubbed: bool
+
+
+async def erase(store: JournalStore, sessions: Iterable[str], by: str, reason: str = "") -> Erasure:
+    """Erase all bodies of sessions and of their inboxes, for good."""
+    erased: list[str] = []
+    refused: list[Refused] = []
+    for session in sessions:
+        refusal = await _erase(store, session, by, reason)
+        if refusal is None:
+            erased.append(session)
+        else:
+            refused.append(refusal)
+    return Erasure(tuple(erased), tuple(refused), await store.scrub())
+
+
+async def erase_older_than(store: JournalStore, age: int, by: str) -> Erasure:
+    """Erase the sessions that ended more than `age` microseconds ago and still have something to erase."""
+    before = await store.now() - age
+    sessions = await store.study(lambda view: _with_bodies(view, before))
+    return await erase(store, sessions, by, "retention")
+
+
+async def _erase(store: JournalStore, session: str, by: str, reason: str) -> Refused | None:
+    streams = (session_stream(session), inbox_stream(session))
+
+    def decide(rows: Rows) -> list[Draft]:
+        row = rows.get(SessionRow, session)
+        if row is None or row.ended_at is None:
+            return []
+        heads = [head for stream in streams if (head := rows.get(StreamRow, stream)) is not None]
+        return [Draft(BodiesErased(stream=head.stream, through=head.head, by=by, reason=reason)) for head in heads]
+
+    found = await store.ask(Query("session", SessionRow, {"session": session}))
+    done = await store.commit(Write(FLEET, await _key(store, session), decide, others=streams))
+    if done.events:
+        return None
+    if not found:
+        return Refused(session, f"There is no session {session}; look for its id with `halter sessions`.")
+    state = found[0].state
+    return Refused(session, f"Session {session} is {state} and has not ended: cancel it first with `halter cancel`.")
+
+
+async def _key(store: JournalStore, session: str) -> str:
+    """Make a key of the fleet's last event: it is new for each erasure, and the same for a repeat."""
+    fleet = await store.ask(Query("head", StreamRow, {"stream": FLEET}))
+    return f"erase:{session}:{fleet[0].head if fleet else 0}"
+
+
+def _with_bodies(view: View, before: int) -> list[str]:
+    heads = {row["stream"]: row["head"] for row in view.ask("heads", {})}
+    through = erasures(view)
+
+    def has_bodies(stream: StreamId) -> bool:
+        return heads.get(stream, 0) > through.get(stream, 0)
+
+    ended = [row["session"] for row in view.ask("ended_before", {"before": before})]
+    return [name for name in ended if has_bodies(session_stream(name)) or has_bodies(inbox_stream(name))]

@@ -1,0 +1,155 @@
+-- name: ready
+-- How every connection works: in the schema of this store, and durably even where the server's default is not.
+SELECT set_config('search_path', quote_ident(:schema), false),
+       set_config('synchronous_commit',
+                  CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
+                  false);
+
+-- name: ready_to_write
+-- A writer that is stopped in the middle of a transaction must not keep its locks for ever. And it looks rows up by
+-- their keys only, so one plan is good for ever; the planner, which meets the tables while they are empty, must not
+-- settle for one that reads them whole.
+SELECT set_config('idle_in_transaction_session_timeout', :patience, false), set_config('lock_timeout', :patience, false),
+       set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
+       set_config('enable_mergejoin', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false),
+       set_config('jit', 'off', false);
+
+-- name: ready_to_read
+-- Questions change nothing.
+SELECT set_config('default_transaction_read_only', 'on', false);
+
+-- name: begin
+-- Each statement sees what is committed when it starts; so what is read after a lock is current.
+BEGIN ISOLATION LEVEL READ COMMITTED;
+
+-- name: commit
+-- Durable when this is answered.
+COMMIT;
+
+-- name: rollback
+-- As if nothing had been asked.
+ROLLBACK;
+
+-- name: now
+-- The store's time. All workers follow it, whatever their own clocks say.
+SELECT microseconds();
+
+-- name: encoding
+-- Only one encoding can hold any text.
+SELECT current_setting('server_encoding');
+
+-- name: migrating
+-- Of several processes that start together, one migrates and the others wait.
+SELECT pg_advisory_xact_lock(hashtextextended('halter ' || :schema, 0));
+
+-- name: schema_exists
+-- Whether there is a schema of this name.
+SELECT to_regnamespace(quote_ident(:schema)) IS NOT NULL;
+
+-- name: meta
+-- What the store says of itself.
+CREATE TABLE IF NOT EXISTS meta (name TEXT COLLATE "C" PRIMARY KEY, value TEXT NOT NULL);
+
+-- name: schema_version
+-- Which migrations have run.
+SELECT value::bigint FROM meta WHERE name = 'schema';
+
+-- name: remember
+-- A word of the store about itself.
+INSERT INTO meta (name, value) VALUES (:name, :value) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- name: claim_orphans
+-- Sessions whose owner's lease ran out go to whoever asks first. An owner that renews at this very moment keeps them:
+-- its row is locked and so passed over.
+WITH orphans AS MATERIALIZED (
+    SELECT s.session FROM sessions s JOIN workers w ON s.owner = w.worker
+    WHERE s.owner <> '' AND w.alive_until < :now AND w.worker <> :worker AND s.format <= :format
+    LIMIT :limit
+    FOR UPDATE OF s SKIP LOCKED FOR SHARE OF w SKIP LOCKED
+)
+UPDATE sessions s SET owner = :worker, generation = s.generation + 1
+FROM orphans WHERE s.session = orphans.session
+RETURNING s.session, s.generation;
+
+-- name: claim_due
+-- Sessions that nobody owns and whose time has come, the longest due first.
+WITH due AS MATERIALIZED (
+    SELECT session FROM sessions
+    WHERE owner = '' AND due_at <= :now AND format <= :format
+    ORDER BY due_at LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE sessions s SET owner = :worker, generation = s.generation + 1
+FROM due WHERE s.session = due.session
+RETURNING s.session, s.generation;
+
+-- name: renew
+-- A worker lives on: one row renews all its leases. That they had run out before is kept for its next beat.
+INSERT INTO workers (worker, alive_until, lapsed) VALUES (:worker, microseconds() + :lease, 0)
+ON CONFLICT (worker) DO UPDATE SET
+    lapsed = CASE WHEN workers.alive_until < microseconds() THEN 1 ELSE workers.lapsed END,
+    alive_until = microseconds() + :lease
+RETURNING alive_until - :lease AS now, lapsed;
+
+-- name: told_of_lapse
+-- The worker knows now.
+UPDATE workers SET lapsed = 0 WHERE worker = :worker;
+
+-- name: owned
+-- What a worker still owns.
+SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '';
+
+-- name: snapshots
+-- The newest hot states of sessions that are still the worker's own, for failover and for screens elsewhere.
+INSERT INTO snapshots (session, at, data)
+SELECT s.session, :at, v.data FROM unnest(:sessions, :data) AS v (session, data)
+JOIN sessions s ON s.session = v.session AND s.owner = :worker ORDER BY s.session
+ON CONFLICT (session) DO UPDATE SET at = excluded.at, data = excluded.data;
+
+-- name: read
+-- Events of a stream, in order.
+SELECT stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash
+FROM events WHERE stream = :stream AND seq > :after ORDER BY seq LIMIT :limit;
+
+-- name: by_keys
+-- Events that earlier writes of these keys appended.
+SELECT stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash
+FROM events WHERE key = ANY(:keys) ORDER BY position;
+
+-- name: erase_bodies
+-- The bodies and their salts go; the digests stay and keep the chain whole.
+UPDATE events SET body = NULL, salt = NULL WHERE stream = :stream AND seq <= :through;
+
+-- name: erase_blobs
+-- Blobs that only erased events name; those of this erasure and of all that were recorded before it.
+WITH named AS (
+    SELECT DISTINCT blob FROM events WHERE stream = :stream AND seq <= :through AND blob IS NOT NULL
+), erased AS (
+    SELECT convert_from(facts, 'UTF8')::json ->> 'stream' AS stream,
+           MAX((convert_from(facts, 'UTF8')::json ->> 'through')::bigint) AS through
+    FROM events WHERE stream = 'fleet' AND kind = 'bodies_erased' GROUP BY 1
+)
+DELETE FROM blobs WHERE digest IN (SELECT blob FROM named) AND digest NOT IN (
+    SELECT kept.blob FROM events kept LEFT JOIN erased ON erased.stream = kept.stream
+    WHERE kept.blob IN (SELECT blob FROM named) AND kept.seq > COALESCE(erased.through, 0)
+);
+
+-- name: erase_snapshot
+-- What an erased session last saw is no body, but it is as private.
+DELETE FROM snapshots WHERE session = :session;
+
+-- name: put
+-- A blob, once.
+INSERT INTO blobs (digest, data) VALUES (:digest, :data) ON CONFLICT (digest) DO NOTHING;
+
+-- name: get
+-- A blob.
+SELECT data FROM blobs WHERE digest = :digest;
+
+-- name: keep_out
+-- Readers go on, writers wait. Every write locks its stream first, so this order meets none of them half-way.
+LOCK TABLE streams, sessions, budgets, holds, spends, events IN EXCLUSIVE MODE;
+
+-- name: look
+-- One moment of the store, for as long as it is looked at.
+BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY;

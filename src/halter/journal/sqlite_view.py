@@ -1,0 +1,68 @@
+"""What one connection to a SQLite file sees."""
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from halter.core.ids import Digest
+from halter.journal.queries import load
+
+T = TypeVar("T")
+
+
+class SqliteView:
+    """The store as a transaction of this connection sees it."""
+
+    def __init__(self, connection: sqlite3.Connection, translated: Callable[[], AbstractContextManager[None]]) -> None:
+        self._connection = connection
+        self._translated = translated
+
+    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Run a named query."""
+        return self._read(lambda: answers(self._connection, name, params))
+
+    def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """Run a named query, for its plain columns."""
+        return self._read(lambda: asked(self._connection, name, params).fetchall())
+
+    def get(self, digest: Digest) -> bytes | None:
+        """Return a blob, if it is there."""
+        return self._read(lambda: blob(self._connection, digest))
+
+    def close(self) -> None:
+        """End the transaction with the connection."""
+        self._connection.close()
+
+    def _read(self, job: Callable[[], T]) -> T:
+        """Read, also text that somebody damaged: whoever examines a store must not stumble over it."""
+        with self._translated():
+            try:
+                return job()
+            except sqlite3.OperationalError as error:
+                if "decode" not in str(error):
+                    raise
+                self._connection.text_factory = _lenient
+                return job()
+
+
+def asked(connection: sqlite3.Connection, name: str, params: Mapping[str, Any]) -> sqlite3.Cursor:
+    """Begin to run a named query."""
+    return connection.execute(load("queries.sql")[name], dict(params))
+
+
+def answers(connection: sqlite3.Connection, name: str, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Run a named query."""
+    cursor = asked(connection, name, params)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def blob(connection: sqlite3.Connection, digest: Digest) -> bytes | None:
+    """Return a blob, if it is there."""
+    row = connection.execute(load("sqlite/engine.sql")["get"], {"digest": digest}).fetchone()
+    return None if row is None else row[0]
+
+
+def _lenient(text: bytes) -> str:
+    return text.decode("utf-8", "replace")

@@ -1,0 +1,71 @@
+"""What tests ask of the machine: a PostgreSQL server with a schema for each test, and a disk that can be full."""
+
+import os
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from halter.testing.postgres import PostgresMissing, binaries, throwaway_cluster
+
+
+@pytest.fixture(scope="session")
+def postgres_binaries() -> None:
+    """Skip loudly where there is no PostgreSQL; where everything is required, fail."""
+    try:
+        binaries()
+    except PostgresMissing as missing:
+        if os.environ.get("HALTER_REQUIRE_ALL") == "1":
+            pytest.fail(str(missing))
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres_binaries: None) -> Iterator[str]:
+    with throwaway_cluster() as cluster:
+        yield cluster.url
+
+
+@pytest.fixture
+def postgres_schema_url(postgres_url: str) -> Iterator[str]:
+    schema = f"test_{uuid.uuid4().hex}"
+    yield f"{postgres_url}?schema={schema}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
+
+
+class SmallDisk:
+    """A file system in memory that can be full, be enlarged, and become read-only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def mount(self, options: str) -> bool:
+        command = ["/bin/mount", "-t", "tmpfs", "-o", options, "none", self.folder]
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+    def change(self, options: str) -> None:
+        subprocess.run(["/bin/mount", "-o", f"remount,{options}", self.folder], check=True)
+
+    def unmount(self) -> None:
+        subprocess.run(["/bin/umount", "--lazy", self.folder], check=True)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[SmallDisk]:
+    """Mount a disk of a megabyte, which only root may do."""
+    disk = SmallDisk(Path(tempfile.mkdtemp(prefix="halter-small-disk-")))
+    mounted = disk.mount("size=1m")
+    try:
+        if not mounted:
+            pytest.skip("This user may not mount a small disk.")
+        yield disk
+    finally:
+        if mounted:
+            disk.unmount()
+        disk.folder.rmdir()

@@ -1,0 +1,139 @@
+"""What every store promises of what is said: any text and any bytes are kept, and can be erased."""
+
+import asyncio
+import os
+import random
+
+import pytest
+
+from halter.core.events import BodiesErased, CallStarted, SessionStarted, Unknown, WakePosted
+from halter.core.ids import FLEET, Digest, StreamId, inbox_stream, session_stream
+from halter.core.ports import Draft, Query, Write
+from halter.core.rows import SessionRow
+from halter.core.text import from_body, to_body
+from halter.journal.store import JournalStore
+from halter.state import life
+
+MEGABYTE = 1_000_000
+ONE, TWO = session_stream("one"), session_stream("two")
+
+
+def said(key: str, stream: StreamId = ONE, body: bytes | None = None, blob: Digest | None = None) -> Write:
+    return Write(stream, key, lambda _: [Draft(CallStarted(call=key, tool="search"), body, blob)])
+
+
+def erasing(stream: StreamId, through: int) -> Write:
+    event = BodiesErased(stream=stream, through=through, by="a person")
+    return Write(FLEET, f"erase {stream} {through}", lambda _: [Draft(event)])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x00",
+        bytes(range(256)),
+        to_body("half a pair: \ud800, and a NUL: \x00"),
+        b"[" * 10_000 + b"]" * 10_000,
+        random.Random(7).randbytes(10 * MEGABYTE),
+    ],
+    ids=["empty", "NUL", "binary", "lone surrogate", "10,000 deep", "10 MB"],
+)
+async def test_any_body_is_kept_as_it_is(store: JournalStore, body: bytes) -> None:
+    committed = await store.commit(said("key", body=body))
+    assert committed.events[0].body == body
+    assert (await store.read(ONE))[0].body == body
+
+
+async def test_text_with_half_a_pair_comes_back_as_it_was(store: JournalStore) -> None:
+    text = "before \udc00\x00 after"
+    await store.commit(said("key", body=to_body(text)))
+    assert from_body((await store.read(ONE))[0].body or b"") == text
+
+
+async def test_hostile_characters_in_facts_are_replaced_and_never_stop_a_write(store: JournalStore) -> None:
+    hostile = "night\x00watch\ud800"
+    event = SessionStarted(session="one", agent=hostile, kind="task", started_by=hostile)
+    committed = await store.commit(life.start(event))
+    stored = committed.events[0].event
+    assert not isinstance(stored, Unknown)
+    assert (await store.read(ONE))[0].event == stored
+    (row,) = await store.ask(Query("session", SessionRow, {"session": "one"}))
+    assert row.agent == "night␀watch�"
+
+
+async def test_hostile_characters_in_a_key_still_make_repeats_harmless(store: JournalStore) -> None:
+    first = await store.commit(said("key \x00 \ud800"))
+    again = await store.commit(said("key \x00 \ud800"))
+    assert (again.repeated, again.events) == (True, first.events)
+
+
+async def test_hostile_characters_in_a_question_find_nothing(store: JournalStore) -> None:
+    assert await store.read(StreamId("session:\x00\ud800")) == []
+    assert await store.ask(Query("session", SessionRow, {"session": "\x00\ud800"})) == []
+
+
+async def test_large_bodies_in_one_batch_are_all_kept(store: JournalStore) -> None:
+    bodies = [os.urandom(MEGABYTE) for _ in range(8)]
+    await asyncio.gather(*(store.commit(said(f"key {number}", body=body)) for number, body in enumerate(bodies)))
+    assert {event.body for event in await store.read(ONE)} == set(bodies)
+
+
+async def test_a_blob_is_found_by_its_digest(store: JournalStore) -> None:
+    data = os.urandom(10 * MEGABYTE)
+    digest = await store.put(data)
+    assert await store.put(data) == digest
+    assert await store.get(digest) == data
+    assert await store.get(await store.put(b"")) == b""
+
+
+async def test_a_blob_that_is_not_there_is_a_key_error(store: JournalStore) -> None:
+    with pytest.raises(KeyError, match="no such digest"):
+        await store.get(Digest("no such digest"))
+
+
+async def test_erasing_takes_the_bodies_and_leaves_the_chain(store: JournalStore) -> None:
+    for number in range(4):
+        await store.commit(said(f"key {number}", body=b"secret"))
+    before = await store.read(ONE)
+    await store.commit(erasing(ONE, 3))
+    after = await store.read(ONE)
+    assert [event.body for event in after] == [None, None, None, b"secret"]
+    assert [event.salt is None for event in after] == [True, True, True, False]
+    assert [event.erased for event in after] == [True, True, True, False]
+    assert [(event.hash, event.digest, event.facts) for event in after] == [
+        (event.hash, event.digest, event.facts) for event in before
+    ]
+    (answer,) = (await store.commit(said("key 0", body=b"secret"))).events
+    assert (answer.seq, answer.body) == (1, None)
+
+
+async def test_erasing_drops_blobs_that_nothing_else_names(store: JournalStore) -> None:
+    own, shared, later = [await store.put(data) for data in (b"own", b"shared", b"later")]
+    await store.commit(said("1", ONE, blob=own))
+    await store.commit(said("2", ONE, blob=shared))
+    await store.commit(said("3", ONE, blob=later))
+    await store.commit(said("4", TWO, blob=shared))
+    await store.commit(erasing(ONE, 2))
+    with pytest.raises(KeyError):
+        await store.get(own)
+    assert (await store.get(shared), await store.get(later)) == (b"shared", b"later")
+
+
+async def test_a_blob_goes_with_the_last_that_named_it(store: JournalStore) -> None:
+    shared = await store.put(b"shared")
+    await store.commit(said("1", ONE, blob=shared))
+    await store.commit(said("2", TWO, blob=shared))
+    await store.commit(erasing(ONE, 1))
+    await store.commit(erasing(TWO, 1))
+    with pytest.raises(KeyError):
+        await store.get(shared)
+
+
+async def test_an_inbox_is_erased_apart_from_its_session(store: JournalStore) -> None:
+    await store.commit(life.start(SessionStarted(session="one", agent="a", kind="chat", started_by="me"), b"task"))
+    posted = WakePosted(cause="message", origin="person", sender="me")
+    await store.commit(life.post("one", "message", posted, b"private"))
+    await store.commit(erasing(inbox_stream("one"), 1))
+    assert (await store.read(inbox_stream("one")))[0].body is None
+    assert (await store.read(ONE))[0].body == b"task"

@@ -1,0 +1,249 @@
+"""What every store promises of who may work on a session, and when it is due."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from halter.core.clock import DAY, SECOND
+from halter.core.errors import LeaseLost
+from halter.core.events import FORMAT, SessionParked, SessionStarted, WakePosted
+from halter.core.ids import SessionId, WorkerId, session_stream
+from halter.core.ports import Draft, Lease, Query, Write
+from halter.core.rows import SessionRow
+from halter.journal.store import JournalStore
+from halter.state import life
+
+if TYPE_CHECKING:
+    from conftest import Place
+
+ANNA, BERT = WorkerId("anna"), WorkerId("bert")
+ONE = SessionId("one")
+AT_ONCE = 1
+"""A lease of a microsecond: it is over at the next look at the clock."""
+
+
+async def start(store: JournalStore, session: str, **facts: Any) -> None:
+    event = SessionStarted(session=session, agent="watcher", kind="autonomous", started_by="a person", **facts)
+    await store.commit(life.start(event))
+
+
+async def claim_one(store: JournalStore, worker: WorkerId = ANNA) -> Lease:
+    (lease,) = await store.claim(worker, 10)
+    return lease
+
+
+def parked(seen: int = 0, **facts: Any) -> SessionParked:
+    return SessionParked(state="SLEEPING", inbox_seen=seen, **facts)
+
+
+def writing(lease: Lease, key: str = "key") -> Write:
+    return Write(session_stream(lease.session), key, lambda _: [Draft(parked(resident=True))], lease=lease)
+
+
+async def session(store: JournalStore, name: str = ONE) -> SessionRow:
+    (row,) = await store.ask(Query("session", SessionRow, {"session": name}))
+    return row
+
+
+def names(leases: Sequence[Lease]) -> list[str]:
+    return sorted(lease.session for lease in leases)
+
+
+async def test_a_claim_gives_the_session_and_its_next_generation(store: JournalStore) -> None:
+    await start(store, ONE)
+    lease = await claim_one(store)
+    assert lease == Lease(ONE, ANNA, 1)
+    assert ((await session(store)).owner, (await session(store)).generation) == (ANNA, 1)
+    committed = await store.commit(writing(lease))
+    assert committed.events[0].generation == 1
+
+
+async def test_what_is_claimed_is_given_to_nobody_else(store: JournalStore) -> None:
+    await start(store, ONE)
+    await claim_one(store)
+    assert await store.claim(BERT, 10) == []
+    assert await store.claim(ANNA, 10) == []
+
+
+async def test_the_longest_due_comes_first_and_no_more_than_asked_for(store: JournalStore) -> None:
+    for number in range(5):
+        await start(store, f"session {number}")
+    taken = [names(await store.claim(ANNA, limit)) for limit in (1, 2, 0, 10)]
+    assert taken == [["session 0"], ["session 1", "session 2"], [], ["session 3", "session 4"]]
+
+
+async def test_what_sleeps_is_not_due(store: JournalStore) -> None:
+    await start(store, ONE)
+    lease = await claim_one(store)
+    tomorrow = (await store.beat(ANNA)).now + DAY
+    await store.commit(life.park(lease, "park", parked(wake_at=tomorrow)))
+    assert (await session(store)).due_at == tomorrow
+    assert await store.claim(BERT, 10) == []
+
+
+async def test_a_timer_that_ran_out_makes_a_session_due(store: JournalStore) -> None:
+    await start(store, ONE)
+    lease = await claim_one(store)
+    await store.commit(life.park(lease, "park", parked(wake_at=(await store.beat(ANNA)).now)))
+    assert await claim_one(store, BERT) == Lease(ONE, BERT, 2)
+
+
+async def test_a_message_makes_a_sleeping_session_due(store: JournalStore) -> None:
+    await start(store, ONE)
+    lease = await claim_one(store)
+    await store.commit(life.park(lease, "park", parked()))
+    assert await store.claim(BERT, 10) == []
+    await store.commit(life.message(ONE, "message", b"wake up", "a person"))
+    assert await claim_one(store, BERT) == Lease(ONE, BERT, 2)
+
+
+async def test_what_does_not_wake_a_session_leaves_it_asleep(store: JournalStore) -> None:
+    await start(store, ONE)
+    lease = await claim_one(store)
+    await store.commit(life.park(lease, "park", parked(wake_on=("alarm",))))
+    signal = WakePosted(cause="signal", origin="sensor", sender="thermometer", name="drizzle")
+    await store.commit(life.post(ONE, "drizzle", signal))
+    row = await session(store)
+    assert (row.inbox_head, row.inbox_wake, row.due_at) == (1, 0, None)
+
+
+async def test_parking_is_refused_when_something_unseen_arrived(store: JournalStore) -> None:
+    await start(store, ONE)
+    lease = await claim_one(store)
+    await store.commit(life.message(ONE, "message", b"one more thing", "a person"))
+    assert (await store.commit(life.park(lease, "park", parked(seen=0)))).events == ()
+    assert (await store.commit(life.park(lease, "park", parked(seen=1)))).events
+    assert await store.claim(BERT, 10) == []
+
+
+async def test_parking_releases_a_session_unless_it_is_resident(store: JournalStore) -> None:
+    await start(store, "free")
+    await start(store, "resident")
+    for lease in await store.claim(ANNA, 10):
+        event = parked(wake_at=1, resident=lease.session == "resident")
+        await store.commit(life.park(lease, f"{lease.session}/park", event))
+    assert ((await session(store, "free")).owner, (await session(store, "resident")).owner) == ("", ANNA)
+    assert names(await store.claim(BERT, 10)) == ["free"]
+
+
+async def test_what_has_ended_is_never_due(store: JournalStore) -> None:
+    await start(store, ONE)
+    await store.commit(life.end(await claim_one(store), "COMPLETED", "done"))
+    assert (await store.commit(life.message(ONE, "message", b"hello?", "a person"))).events == ()
+    assert (await session(store)).due_at is None
+    assert await store.claim(BERT, 10) == []
+
+
+async def test_a_session_of_a_newer_format_is_never_taken(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await start(store, "newer", format=FORMAT + 1)
+    await start(store, ONE)
+    assert names(await store.claim(ANNA, 10)) == [ONE]
+    assert names(await store.claim(BERT, 10)) == [ONE]
+
+
+async def test_a_session_whose_owner_is_gone_goes_to_the_next_who_asks(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await start(store, ONE)
+    await claim_one(store, ANNA)
+    assert await claim_one(store, BERT) == Lease(ONE, BERT, 2)
+
+
+async def test_orphans_are_taken_before_those_that_are_due(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await start(store, "orphan")
+    await claim_one(store, ANNA)
+    await start(store, "due")
+    assert names(await store.claim(BERT, 1)) == ["orphan"]
+
+
+async def test_a_beat_keeps_leases_alive(clocked_place: "Place") -> None:
+    store = clocked_place.open(lease=15 * SECOND)
+    await start(store, ONE)
+    await claim_one(store, ANNA)
+    for _ in range(5):
+        await clocked_place.clock.sleep(10 * SECOND)
+        assert (await store.beat(ANNA)).held is None
+        assert await store.claim(BERT, 10) == []
+    await clocked_place.clock.sleep(16 * SECOND)
+    assert names(await store.claim(BERT, 10)) == [ONE]
+
+
+async def test_an_owner_that_lost_its_lease_can_write_nothing(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await start(store, ONE)
+    stale = await claim_one(store, ANNA)
+    await claim_one(store, BERT)
+    with pytest.raises(LeaseLost, match=r"no longer held by anna .* belongs to bert \(generation 2\)"):
+        await store.commit(writing(stale))
+    assert len(await store.read(session_stream(ONE))) == 1
+
+
+async def test_a_lease_ends_with_the_session_it_was_for(store: JournalStore) -> None:
+    await start(store, ONE)
+    lease = await claim_one(store)
+    await store.commit(life.end(lease, "COMPLETED", "done"))
+    with pytest.raises(LeaseLost, match="belongs to nobody"):
+        await store.commit(writing(lease))
+
+
+async def test_a_repeat_after_the_lease_was_lost_still_answers_as_the_first_did(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await start(store, ONE)
+    lease = await claim_one(store, ANNA)
+    first = await store.commit(writing(lease))
+    await claim_one(store, BERT)
+    again = await store.commit(writing(lease))
+    assert (again.repeated, again.events) == (True, first.events)
+
+
+async def test_a_beat_after_a_lapse_says_what_is_left(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await start(store, "kept")
+    kept = await claim_one(store, ANNA)
+    await store.commit(life.park(kept, "park", parked(resident=True)))
+    assert (await store.beat(ANNA)).held == {kept}
+    await start(store, "lost")
+    await store.claim(BERT, 10)
+    assert (await store.beat(ANNA)).held == frozenset()
+
+
+async def test_a_claim_does_not_hide_a_lapse_from_the_next_beat(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await start(store, ONE)
+    await claim_one(store, ANNA)
+    await claim_one(store, BERT)
+    assert await store.claim(ANNA, 0) == []
+    assert (await store.beat(ANNA)).held == frozenset()
+
+
+async def test_all_is_well_with_leases_that_never_lapsed(store: JournalStore) -> None:
+    await start(store, ONE)
+    await claim_one(store)
+    assert (await store.beat(ANNA)).held is None
+
+
+async def test_two_claimers_never_get_the_same_session(shared_place: "Place") -> None:
+    stores = [shared_place.open() for _ in range(3)]
+    for number in range(60):
+        await start(stores[0], f"session {number:02}")
+    claims = [stores[number % 3].claim(WorkerId(f"worker {number % 3}"), 3) for number in range(30)]
+    taken = [lease for leases in await asyncio.gather(*claims) for lease in leases]
+    while rest := await stores[0].claim(WorkerId("worker 0"), 3):
+        taken += rest
+    assert names(taken) == [f"session {number:02}" for number in range(60)]
+    assert {lease.generation for lease in taken} == {1}
+
+
+async def test_only_the_owner_keeps_a_snapshot(shared_place: "Place") -> None:
+    store = shared_place.open(lease=AT_ONCE)
+    await start(store, ONE)
+    await claim_one(store, ANNA)
+    await store.beat(ANNA, {ONE: b"as anna saw it"})
+    assert shared_place.sql("SELECT data FROM snapshots") == [(b"as anna saw it",)]
+    await claim_one(store, BERT)
+    await store.beat(BERT, {ONE: b"as bert sees it"})
+    await store.beat(ANNA, {ONE: b"what anna still believes"})
+    assert shared_place.sql("SELECT data FROM snapshots") == [(b"as bert sees it",)]

@@ -1,0 +1,332 @@
+"""What a store on a server promises when the server, the network or its keeper fails it."""
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+import psycopg
+import pytest
+
+from halter.core.clock import SystemClock
+from halter.core.errors import StoreUnavailable, StoreUnusable
+from halter.core.events import CallStarted
+from halter.core.ids import FLEET, SortableIds, StreamId
+from halter.core.ports import EVERY_STREAM, Committed, Draft, Rows, Write
+from halter.journal.apply import WorkingSet, apply
+from halter.journal.open import open_store
+from halter.journal.postgres import PostgresEngine
+from halter.journal.store import JournalStore
+from halter.testing.postgres import Cluster, throwaway_cluster
+
+if TYPE_CHECKING:
+    from conftest import SmallDisk
+
+pytestmark = pytest.mark.postgres
+
+CLOCK = SystemClock()
+IDS = SortableIds(CLOCK.now)
+SECRET = "open-sesame"
+
+
+def opened(url: str) -> JournalStore:
+    return open_store(url, clock=CLOCK, ids=IDS)
+
+
+def note(key: str, body: bytes | None = None) -> Write:
+    return Write(FLEET, key, lambda _: [Draft(CallStarted(call=key, tool="search"), body)])
+
+
+async def fill(store: JournalStore, bodies: Mapping[str, bytes], kept: dict[str, bytes]) -> None:
+    for key, body in bodies.items():
+        await store.commit(note(key, body))
+        kept[key] = body
+
+
+def refusal(url: str, kind: type[Exception]) -> str:
+    """Return the sentence that an attempt to open a store ends with; never does it hold the password."""
+    with pytest.raises(kind) as refused:
+        opened(url)
+    assert SECRET not in str(refused.value)
+    return str(refused.value)
+
+
+def at(url: str, user: str = "postgres", database: str = "postgres", query: str = "") -> str:
+    parts = urlsplit(url)
+    return f"postgresql://{user}:{SECRET}@{parts.hostname}:{parts.port}/{database}{query}"
+
+
+@contextmanager
+def arranged(url: str, *statements: str, undo: Sequence[str]) -> Iterator[None]:
+    with psycopg.connect(url.partition("?")[0], autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+        try:
+            yield
+        finally:
+            for statement in undo:
+                connection.execute(statement.encode())
+
+
+def test_a_server_that_is_not_there_is_named_with_what_to_do(unused_tcp_port: int) -> None:
+    sentence = refusal(f"postgresql://me:{SECRET}@127.0.0.1:{unused_tcp_port}/db", StoreUnavailable)
+    assert f"PostgreSQL at 127.0.0.1:{unused_tcp_port} cannot be reached" in sentence
+    assert "Check that it runs" in sentence
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        (f"postgresql://me:{SECRET}@{SECRET}@host/db", "write one that is part of a password as %40"),
+        (f"postgresql://me:{SECRET}@host:port/db?{SECRET}", "cannot be read"),
+        (f"postgresql://me:{SECRET}@host/db?schema=Robert'); DROP TABLE", "use small letters"),
+        (f"postgresql://me:{SECRET}@host/db?schema=pg_catalog", "use small letters"),
+    ],
+)
+def test_an_address_that_cannot_be_right_is_refused_before_anything_is_tried(url: str, sentence: str) -> None:
+    assert sentence in refusal(url, StoreUnusable)
+
+
+def test_a_database_that_does_not_exist_is_called_so(postgres_url: str) -> None:
+    assert "has no database of that name" in refusal(at(postgres_url, database="nowhere"), StoreUnusable)
+
+
+def test_a_user_that_does_not_exist_is_called_so(postgres_url: str) -> None:
+    assert "does not let Halter in" in refusal(at(postgres_url, user="nobody"), StoreUnusable)
+
+
+def test_a_user_without_rights_is_told_which_to_ask_for(postgres_url: str) -> None:
+    with arranged(postgres_url, "CREATE ROLE guest LOGIN", undo=["DROP ROLE guest"]):
+        assert "the right to make a schema" in refusal(at(postgres_url, user="guest"), StoreUnusable)
+
+
+def test_a_database_that_can_only_be_read_is_called_so(postgres_url: str) -> None:
+    url = at(postgres_url, query=f"?schema=unwritable&options={quote('-cdefault_transaction_read_only=on')}")
+    assert "can only be read" in refusal(url, StoreUnusable)
+
+
+def test_a_database_that_cannot_hold_every_text_is_refused(postgres_url: str) -> None:
+    made = "CREATE DATABASE latin TEMPLATE template0 ENCODING LATIN1 LOCALE 'C'"
+    with arranged(postgres_url, made, undo=["DROP DATABASE latin"]):
+        assert "encoded as LATIN1" in refusal(at(postgres_url, database="latin"), StoreUnusable)
+
+
+async def test_a_server_without_a_free_connection_is_waited_for(postgres_url: str) -> None:
+    made = ("CREATE ROLE tight LOGIN CONNECTION LIMIT 2", "CREATE SCHEMA tight AUTHORIZATION tight")
+    undo = ("DROP SCHEMA tight CASCADE", "DROP ROLE tight")
+    with arranged(postgres_url, *made, undo=undo):
+        url = at(postgres_url, user="tight", query="?schema=tight")
+        store = opened(url)
+        with psycopg.connect(url.partition("?")[0]):
+            await store.commit(note("key"))
+            with pytest.raises(StoreUnavailable, match="has no connection to spare"):
+                await store.read(FLEET)
+        events: Sequence[object] = ()
+        for _ in range(100):
+            try:
+                events = await store.read(FLEET)
+                break
+            except StoreUnavailable:
+                continue
+        assert len(events) == 1
+        await store.close()
+
+
+async def test_a_store_lives_in_a_schema_of_its_own(postgres_url: str, postgres_schema_url: str) -> None:
+    one = opened(postgres_schema_url)
+    with arranged(postgres_url, undo=["DROP SCHEMA halter CASCADE"]):
+        usual = opened(postgres_url)
+        await one.commit(note("key"))
+        assert await usual.read(FLEET) == []
+        assert not (await usual.commit(note("key"))).repeated
+        await usual.close()
+    await one.close()
+
+
+async def test_a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room(
+    postgres_schema_url: str, small_disk: "SmallDisk"
+) -> None:
+    small_disk.change("size=4m")
+    shutil.chown(small_disk.folder, "postgres", "postgres")
+    small_disk.folder.chmod(0o700)
+    schema = postgres_schema_url.rpartition("=")[2]
+    made = f"CREATE TABLESPACE {schema} LOCATION '{small_disk.folder}'"
+    undo = [f"DROP SCHEMA {schema} CASCADE", f"DROP TABLESPACE {schema}"]
+    with arranged(postgres_schema_url, made, undo=undo):
+        store = opened(f"{postgres_schema_url}&options={quote(f'-cdefault_tablespace={schema}')}")
+        bodies = {f"key {number}": os.urandom(100_000) for number in range(100)}
+        kept: dict[str, bytes] = {}
+        with pytest.raises(StoreUnavailable, match=r"disk of PostgreSQL at .* is full"):
+            await fill(store, bodies, kept)
+        assert {event.key: event.body for event in await store.read(FLEET)} == kept
+        small_disk.change("size=64m")
+        await fill(store, bodies, kept)
+        assert {event.key: event.body for event in await store.read(FLEET)} == bodies
+        await store.close()
+
+
+async def test_rows_that_another_keeps_locked_are_waited_for_and_then_said_to_be_locked(
+    postgres_schema_url: str,
+) -> None:
+    store = JournalStore(PostgresEngine(postgres_schema_url, new_id=IDS.new, patience="20ms"))
+    await store.commit(note("first"))
+    schema = postgres_schema_url.rpartition("=")[2]
+    with psycopg.connect(postgres_schema_url.partition("?")[0]) as other:
+        other.execute(f"SELECT * FROM {schema}.streams FOR UPDATE".encode())
+        with pytest.raises(StoreUnavailable, match="locked by another process for too long"):
+            await store.commit(note("second"))
+        assert [event.key for event in await store.read(FLEET)] == ["first"]
+    assert not (await store.commit(note("second"))).repeated
+    await store.close()
+
+
+async def test_a_writer_that_stands_still_does_not_keep_its_locks(postgres_schema_url: str) -> None:
+    stuck = JournalStore(PostgresEngine(postgres_schema_url, new_id=IDS.new, patience="50ms"))
+    other = opened(postgres_schema_url)
+    await stuck.commit(note("first"))
+    locked, released = threading.Event(), threading.Event()
+
+    def decide(_: Rows) -> Sequence[Draft]:
+        locked.set()
+        released.wait(60)
+        return [Draft(CallStarted(call="stuck", tool="search"))]
+
+    standing = asyncio.create_task(stuck.commit(Write(FLEET, "stuck", decide)))
+    await asyncio.to_thread(locked.wait, 60)
+    await other.commit(note("second"))
+    released.set()
+    with pytest.raises(StoreUnavailable):
+        await standing
+    await stuck.commit(note("stuck"))
+    assert [event.key for event in await other.read(FLEET)] == ["first", "second", "stuck"]
+    await stuck.close()
+    await other.close()
+
+
+@pytest.fixture(scope="module")
+def own_cluster(postgres_binaries: None) -> Iterator[Cluster]:
+    """A server that a test may stop, which the one for all tests must not be."""
+    with throwaway_cluster() as cluster:
+        yield cluster
+
+
+async def test_a_restart_in_the_middle_loses_nothing_and_all_go_on(own_cluster: Cluster) -> None:
+    store = opened(f"{own_cluster.url}?schema=restarted")
+    acknowledged = [await store.commit(note(f"key {number}")) for number in range(20)]
+    assert len(await store.read(FLEET)) == 20
+    running = [asyncio.create_task(store.commit(note(f"key {number}"))) for number in range(20, 400)]
+    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.to_thread(own_cluster.stop_hard)
+    answers = await asyncio.gather(*running, return_exceptions=True)
+    assert {type(answer) for answer in answers} <= {Committed, StoreUnavailable}
+    acknowledged += [answer for answer in answers if isinstance(answer, Committed)]
+    for attempt in (store.commit(note("key 400")), store.read(FLEET), store.beat(IDS.new()), store.put(b"")):
+        with pytest.raises(StoreUnavailable, match=r"PostgreSQL at 127\.0\.0\.1:\d+ cannot be reached"):
+            await attempt
+    await asyncio.to_thread(own_cluster.start)
+    again = await asyncio.gather(*(store.commit(note(f"key {number}")) for number in range(401)))
+    events = await store.read(FLEET)
+    assert [event.seq for event in events] == list(range(1, 402))
+    assert {event for answer in acknowledged for event in answer.events} <= set(events)
+    assert sum(answer.repeated for answer in again) >= len(acknowledged)
+    await store.close()
+
+
+async def test_hints_are_heard_again_after_a_restart(own_cluster: Cluster) -> None:
+    here, there = (opened(f"{own_cluster.url}?schema=hinted") for _ in range(2))
+    heard: set[StreamId] = set()
+
+    async def follow() -> None:
+        async for change in here.changes():
+            heard.add(change.stream)
+
+    async def until(wanted: Callable[[], bool], prefix: str) -> None:
+        for number in range(1_000):
+            try:
+                await there.commit(note(f"{prefix} {number}"))
+            except StoreUnavailable:
+                continue
+            if wanted():
+                return
+        raise AssertionError(heard)
+
+    following = asyncio.create_task(follow())
+    await until(lambda: FLEET in heard, "before")
+    await asyncio.to_thread(own_cluster.stop_hard)
+    await asyncio.to_thread(own_cluster.start)
+    heard.clear()
+    await until(lambda: {EVERY_STREAM, FLEET} <= heard, "after")
+    following.cancel()
+    await here.close()
+    await there.close()
+
+
+def test_a_wrong_password_is_called_so(own_cluster: Cluster) -> None:
+    rules = own_cluster.data / "pg_hba.conf"
+    before = rules.read_text()
+    rules.write_text("host all guarded 127.0.0.1/32 scram-sha-256\n" + before)
+    made = ("CREATE ROLE guarded LOGIN PASSWORD 'something else'", "SELECT pg_reload_conf()")
+    with arranged(own_cluster.url, *made, undo=["DROP ROLE guarded"]):
+        assert "does not let Halter in" in refusal(at(own_cluster.url, user="guarded"), StoreUnusable)
+    rules.write_text(before)
+
+
+class Cable:
+    """What lies between a store and its server, and can be cut after the server did what it was asked."""
+
+    def __init__(self, server: str) -> None:
+        self._server = urlsplit(server)
+        self.lose_next_answer = False
+        self._ends: list[asyncio.Task[None]] = []
+
+    @asynccontextmanager
+    async def laid(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        async with server:
+            yield f"postgresql://postgres@127.0.0.1:{server.sockets[0].getsockname()[1]}/postgres"
+            await asyncio.gather(*self._ends)
+
+    def _connected(self, asks: asyncio.StreamReader, answered: asyncio.StreamWriter) -> None:
+        self._ends.append(asyncio.create_task(self._connect(asks, answered)))
+
+    async def _connect(self, asks: asyncio.StreamReader, answered: asyncio.StreamWriter) -> None:
+        answers, asked = await asyncio.open_connection(self._server.hostname, self._server.port)
+        carriers = [
+            asyncio.create_task(self._carry(asks, asked, answers=False)),
+            asyncio.create_task(self._carry(answers, answered, answers=True)),
+        ]
+        await asyncio.wait(carriers, return_when=asyncio.FIRST_COMPLETED)
+        for carrier in carriers:
+            carrier.cancel()
+        for end in (asked, answered):
+            end.close()
+            await end.wait_closed()
+
+    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool) -> None:
+        while data := await source.read(65_536):
+            if answers and self.lose_next_answer:
+                self.lose_next_answer = False
+                break
+            sink.write(data)
+
+
+async def test_a_commit_whose_answer_was_lost_is_repeated_harmlessly(postgres_schema_url: str) -> None:
+    cable = Cable(postgres_schema_url)
+
+    def cutting(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
+        cable.lose_next_answer = write.key == "unlucky"
+        return apply(write, rows, salt)
+
+    async with cable.laid() as url:
+        engine = await asyncio.to_thread(PostgresEngine, f"{url}?{urlsplit(postgres_schema_url).query}", new_id=IDS.new)
+        store = JournalStore(engine, applier=cutting)
+        await store.commit(note("lucky"))
+        with pytest.raises(StoreUnavailable, match="never done twice"):
+            await store.commit(note("unlucky"))
+        assert (await store.commit(note("unlucky"))).repeated
+        assert [event.key for event in await store.read(FLEET)] == ["lucky", "unlucky"]
+        await store.close()

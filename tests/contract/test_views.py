@@ -1,0 +1,121 @@
+"""What every store promises to whoever looks at all of it, or makes its projections anew."""
+
+import asyncio
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from halter.core.errors import StoreUnusable
+from halter.core.events import CallStarted, SessionStarted
+from halter.core.ids import session_stream
+from halter.core.money import BudgetRow, Leg
+from halter.core.ports import Draft, Query, Write
+from halter.core.project import rows_of_hold
+from halter.core.row import Row
+from halter.core.rows import HoldRow, SessionRow, StreamRow
+from halter.journal.engine import View
+from halter.journal.store import JournalStore
+from halter.state import life
+
+if TYPE_CHECKING:
+    from conftest import Place
+
+ONE = session_stream("one")
+LEGS = (Leg("fleet", "", "usd", 100, 1),)
+
+
+def holding(call: str) -> Write:
+    event = CallStarted(call=call, tool="search", legs=LEGS)
+    return Write(ONE, call, lambda _: [Draft(event, b"said")], rows_of_hold(call, LEGS))
+
+
+async def begun(store: JournalStore) -> JournalStore:
+    await store.commit(life.start(SessionStarted(session="one", agent="a", kind="task", started_by="me")))
+    await store.commit(holding("first"))
+    return store
+
+
+async def test_a_view_stays_as_it_was_while_others_write(place: "Place") -> None:
+    store = await begun(place.open())
+    looked, written = threading.Event(), threading.Event()
+
+    def look(view: View) -> list[Sequence[object]]:
+        before = view.rows("all_holds", {})
+        looked.set()
+        written.wait(60)
+        return [before, view.rows("all_holds", {})]
+
+    looking = asyncio.create_task(store.study(look))
+    await asyncio.to_thread(looked.wait, 60)
+    await store.commit(holding("second"))
+    written.set()
+    before, after = await looking
+    assert before == after
+    assert len(before) == 1
+    assert len(await store.ask(Query("holds", HoldRow))) == 2
+
+
+async def test_a_view_answers_what_the_store_answers(place: "Place") -> None:
+    store = await begun(place.open())
+    digest = await store.put(b"a blob")
+    asked, columns, blob = await store.study(
+        lambda view: (view.ask("all_holds", {}), view.rows("all_holds", {}), view.get(digest))
+    )
+    assert [tuple(row.values()) for row in asked] == [tuple(row) for row in columns]
+    assert [row["hold"] for row in asked] == ["first"]
+    assert blob == b"a blob"
+
+
+async def test_projections_are_replaced_all_at_once(place: "Place") -> None:
+    store = await begun(place.open())
+    heads = await store.ask(Query("heads", StreamRow))
+    fresh = [SessionRow("other", agent="b"), BudgetRow("fleet", "", "usd", 50), BudgetRow("agent:b", "", "usd", 50)]
+    await store.replace(lambda _: fresh)
+    assert [row.session for row in await store.ask(Query("all_sessions", SessionRow))] == ["other"]
+    assert [row.scope for row in await store.ask(Query("all_budgets", BudgetRow))] == ["agent:b", "fleet"]
+    assert await store.ask(Query("all_holds", HoldRow)) == []
+    assert await store.ask(Query("heads", StreamRow)) == heads
+
+
+async def test_a_replacement_that_fails_changes_nothing(place: "Place") -> None:
+    store = await begun(place.open())
+
+    def fails(view: View) -> Iterable[Row]:
+        yield SessionRow("other")
+        raise ZeroDivisionError(view)
+
+    with pytest.raises(ZeroDivisionError):
+        await store.replace(fails)
+    assert [row.session for row in await store.ask(Query("all_sessions", SessionRow))] == ["one"]
+    await store.commit(holding("second"))
+
+
+async def test_a_replacement_that_cannot_be_right_changes_nothing(shared_place: "Place") -> None:
+    store = await begun(shared_place.open())
+    with pytest.raises(StoreUnusable, match="cannot be right"):
+        await store.replace(lambda _: [BudgetRow("fleet", "", "usd", cap=1, spent=2)])
+    assert [row.held for row in await store.ask(Query("all_budgets", BudgetRow))] == [1]
+
+
+async def test_writers_wait_while_projections_are_replaced(shared_place: "Place") -> None:
+    store, other = await begun(shared_place.open()), shared_place.open()
+    making, go_on = threading.Event(), threading.Event()
+
+    def same(view: View) -> list[Row]:
+        making.set()
+        go_on.wait(60)
+        held = [HoldRow(**row) for row in view.ask("all_holds", {})]
+        spent = [BudgetRow(**row) for row in view.ask("all_budgets", {})]
+        return [*held, *spent, *(SessionRow(**row) for row in view.ask("all_sessions", {}))]
+
+    replacing = asyncio.create_task(store.replace(same))
+    await asyncio.to_thread(making.wait, 60)
+    writing = asyncio.create_task(other.commit(holding("second")))
+    claiming = asyncio.create_task(other.beat("a worker"))
+    go_on.set()
+    await replacing
+    await writing
+    await claiming
+    assert [row.held for row in await store.ask(Query("all_budgets", BudgetRow))] == [2]

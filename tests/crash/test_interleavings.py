@@ -1,0 +1,94 @@
+"""Parallel spenders never pass a cap, in whatever order they run; with a purse that checks and then spends, they do."""
+
+from collections import Counter
+from functools import partial
+
+import msgspec
+import pytest
+
+from halter.core.clock import MINUTE, SECOND
+from halter.core.events import CallSettled, CallStarted
+from halter.core.limits import Cap, Caps, Spender, legs
+from halter.core.money import DOLLAR, Account, BudgetRow
+from halter.core.ports import Lease, Query, Stored
+from halter.guard.purse import Held, Intent, Purse, Refused, StillHeld, Truth
+from halter.state.life import end
+from halter.testing.world import World
+
+SPENDERS = 20
+CAP = 1 * DOLLAR
+AMOUNT = 40 * DOLLAR // 100
+CAPS = Caps(session=Cap(CAP), agent=(Cap(CAP, "day"),), fleet=(Cap(None, "day"),))
+SEEDS = range(15)
+
+
+class CheckThenSpend(Purse):
+    """Looks at what is spent, finds room, and then takes it; the store is told of no cap that it could keep."""
+
+    async def hold(
+        self, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
+    ) -> Held | Refused | StillHeld:
+        spent = {(row.scope, row.window): row.spent for row in await self._store.ask(Query("budgets", BudgetRow))}
+        for leg in intent.legs:
+            if leg.cap is not None and spent.get((leg.scope, leg.window), 0) + leg.amount > leg.cap:
+                return StillHeld(intent.legs)
+        uncapped = tuple(msgspec.structs.replace(leg, cap=None) for leg in intent.legs)
+        return await super().hold(lease, msgspec.structs.replace(intent, legs=uncapped), body, attempt)
+
+
+async def spend(world: World, purse: Purse, lease: Lease) -> None:
+    """Hold, take a while, settle at the full amount, and end."""
+    amounts = legs(CAPS, Spender(lease.session, "crowd"), world.now, usd=AMOUNT)
+    held = await purse.hold(lease, CallStarted(call=f"{lease.session}/call", tool="spend", legs=amounts))
+    if isinstance(held, Held):
+        await world.clock.sleep(world.random.randrange(SECOND))
+        await purse.settle(lease, held.flight, Truth("ok"))
+    await world.store.commit(end(lease, "COMPLETED", "completed"))
+
+
+def most_at_once(history: list[Stored], account: Account) -> int:
+    """Tell the most that was spent and held together at any moment, from the events alone."""
+    most = total = 0
+    held: dict[str, int] = {}
+    for stored in history:
+        match stored.event:
+            case CallStarted(call=call, legs=taken):
+                held[call] = sum(
+                    leg.amount for leg in taken if (leg.scope, leg.window) == (account.scope, account.window)
+                )
+                total += held[call]
+            case CallSettled(call=call, charge=charge):
+                total += (charge.usd if charge else 0) - held[call]
+            case _:
+                pass
+        most = max(most, total)
+    return most
+
+
+def crowd(seed: int, kind: type[Purse], path: str | None = None) -> tuple[int, Counter[str]]:
+    """Let all spend at once; tell the most that stood against the cap, and what came of the calls."""
+    with World(seed, path=path) as world:
+
+        async def main() -> None:
+            for number in range(SPENDERS):
+                await world.start(f"spender-{number}", agent="crowd")
+            world.work(partial(spend, world, kind(world.store, world.clock)))
+            await world.advance(5 * MINUTE)
+
+        world.run(main())
+        kinds = Counter(stored.kind for stored in world.history)
+        return most_at_once(world.history, Account("agent:crowd", "day/2026-01-01", "usd")), kinds
+
+
+@pytest.mark.parametrize("path", [None, ":memory:"], ids=["memory", "sqlite"])
+def test_in_no_order_do_twenty_parallel_spenders_pass_a_cap_and_in_every_order_they_use_it(path: str | None) -> None:
+    for seed in SEEDS if path is None else SEEDS[:3]:
+        most, kinds = crowd(seed, Purse, path)
+        assert most == 2 * AMOUNT <= CAP
+        assert (kinds["call_settled"], kinds["cost_cap_reached"], kinds["session_ended"]) == (2, 18, SPENDERS)
+
+
+def test_checking_first_and_spending_later_is_caught_by_some_seed_and_then_always_by_that_seed() -> None:
+    caught = [seed for seed in SEEDS[:3] if crowd(seed, CheckThenSpend)[0] > CAP]
+    assert caught
+    assert crowd(caught[0], CheckThenSpend) == crowd(caught[0], CheckThenSpend)

@@ -1,0 +1,184 @@
+"""The commands as an operator types them, on a store with a session that worked and one that ended."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from halter.app import App, open_app
+from halter.cli import build
+from halter.core.events import CallStarted, SessionStarted
+from halter.core.ids import WorkerId
+from halter.core.limits import Caps, Spender, legs
+from halter.guard.purse import Held, Truth
+from halter.settings import read_settings
+from halter.state import life
+
+Halter = Callable[..., Result]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "HALTER_PERSON": "ada",
+        "COLUMNS": "200",
+    }
+
+
+@pytest.fixture
+def halter(environment: dict[str, str]) -> Halter:
+    runner = CliRunner()
+    return lambda *words: runner.invoke(build(), list(words), env=environment)
+
+
+@pytest.fixture
+def store_file(environment: dict[str, str], tmp_path: Path) -> Path:
+    """A store in which the session `worked` holds something, and `ended` spent half a dollar and ended."""
+    settings = read_settings(environment, tmp_path)
+
+    async def fill() -> None:
+        async with open_app(settings) as app:
+            for name in ("worked", "ended"):
+                await _spend(app, name, ends=name == "ended")
+
+    asyncio.run(fill())
+    return Path(settings.store)
+
+
+async def _spend(app: App, name: str, *, ends: bool) -> None:
+    start = SessionStarted(session=name, agent="watch", kind="task", started_by="ada")
+    await app.store.commit(life.start(start, b"look after the canary"))
+    (lease,) = await app.store.claim(WorkerId(name), 10)
+    held = legs(Caps(), Spender(name, "watch"), app.clock.now(), usd=600_000)
+    answer = await app.purse.hold(lease, CallStarted(call=f"{name}.1", tool="look", legs=held), b"canary arguments")
+    assert isinstance(answer, Held)
+    if ends:
+        await app.purse.settle(lease, answer.flight, Truth("ok", usd=500_000, body=b"canary result"))
+        assert (await app.store.commit(life.end(lease, "COMPLETED", "completed"))).events
+
+
+def test_budget_shows_what_is_spent_held_and_left(halter: Halter, store_file: Path) -> None:
+    shown = halter("budget", "show", "--json")
+    assert shown.exit_code == 0
+    fleet = next(row for row in json.loads(shown.stdout)["budgets"] if row["scope"] == "fleet")
+    assert (fleet["cap"], fleet["spent"], fleet["held"]) == (20_000_000, 500_000, 600_000)
+    table = halter("budget")
+    assert "$0.50" in table.stdout
+    assert "agent:watch" in table.stdout
+
+
+def test_a_raised_cap_stands_in_the_journal_with_the_name_of_who_did_it(halter: Halter, store_file: Path) -> None:
+    raised = halter("budget", "raise", "fleet", "30", "--reason", "launch day", "--json")
+    assert raised.exit_code == 0, raised.output
+    assert json.loads(raised.stdout)["by"] == "ada"
+    fleet = next(
+        row for row in json.loads(halter("budget", "show", "--json").stdout)["budgets"] if row["scope"] == "fleet"
+    )
+    assert (fleet["cap"], fleet["cap_by"]) == (30_000_000, "ada")
+
+
+def test_a_cap_can_be_lowered_below_what_is_spent(halter: Halter, store_file: Path) -> None:
+    assert halter("budget", "lower", "agent:watch", "0.10").exit_code == 0
+    rows = json.loads(halter("budget", "show", "--json").stdout)["budgets"]
+    agent = next(row for row in rows if row["scope"] == "agent:watch")
+    assert (agent["cap"], agent["spent"]) == (100_000, 500_000)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("raise", "fleet", "10"), "The cap of fleet is $20.00 now: that would not raise it."),
+        (("lower", "fleet", "30"), "The cap of fleet is $20.00 now: that would not lower it."),
+        (("raise", "fleet", "much"), "'much' is not an amount: write dollars, as in 2.50, or none."),
+        (("raise", "fleet", "$-1"), "A cap cannot be below zero."),
+        (("raise", "agent:nobody", "10"), "Nothing was ever spent in the scope 'agent:nobody'."),
+        (("raise", "fleet", "30", "--window", "day/1999-01-01"), "Name one of them with --window."),
+    ],
+)
+def test_a_slip_in_a_cap_is_answered_with_a_sentence(
+    halter: Halter, store_file: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    answer = halter("budget", *words)
+    assert answer.exit_code in {2, 3}
+    assert sentence in answer.stderr
+    assert "Traceback" not in answer.output
+
+
+def test_verify_of_an_untouched_store_finds_nothing(halter: Halter, store_file: Path) -> None:
+    answer = halter("verify", "--json")
+    assert answer.exit_code == 0, answer.output
+    report = json.loads(answer.stdout)
+    assert report["ok"]
+    assert report["events"] == 6
+    assert "Nothing was altered" in halter("verify").stdout
+
+
+def test_verify_names_an_edited_event_and_leaves_with_1(halter: Halter, store_file: Path) -> None:
+    with sqlite3.connect(store_file) as connection:
+        connection.execute("UPDATE events SET body = CAST('forged' AS BLOB) WHERE kind = 'call_settled'")
+    answer = halter("verify")
+    assert answer.exit_code == 1
+    assert "session:ended" in answer.stdout
+
+
+def test_a_budget_edited_by_hand_is_found_and_can_be_rebuilt(halter: Halter, store_file: Path) -> None:
+    with sqlite3.connect(store_file) as connection:
+        connection.execute("UPDATE budgets SET spent = 0 WHERE scope = 'fleet'")
+    assert halter("verify").exit_code == 1
+    assert halter("verify", "--rebuild").exit_code == 0
+    assert halter("verify").exit_code == 0
+
+
+def test_erased_bodies_are_gone_and_the_chain_still_holds(halter: Halter, store_file: Path) -> None:
+    answer = halter("erase", "--session", "ended", "--yes")
+    assert answer.exit_code == 0, answer.output
+    report = json.loads(halter("verify", "--json").stdout)
+    assert (report["ok"], report["erased"]) == (True, 3)
+
+
+def test_a_session_that_has_not_ended_is_not_erased(halter: Halter, store_file: Path) -> None:
+    answer = halter("erase", "--session", "worked", "--yes")
+    assert answer.exit_code == 1
+    assert "has not ended" in answer.stdout
+
+
+@pytest.mark.parametrize("words", [("erase",), ("erase", "--session", "x", "--older-than", "3d")])
+def test_erase_wants_to_know_what_exactly(halter: Halter, words: tuple[str, ...]) -> None:
+    answer = halter(*words)
+    assert answer.exit_code == 2
+    assert "Name either sessions" in answer.stderr
+
+
+def test_doctor_says_that_all_is_well(halter: Halter, store_file: Path) -> None:
+    answer = halter("doctor", "--json")
+    assert answer.exit_code == 0, answer.output
+    assert {check["verdict"] for check in json.loads(answer.stdout)} == {"ok"}
+    assert "PROBLEM" not in halter("doctor").stdout
+
+
+def test_doctor_names_a_place_for_checkpoints_that_cannot_be_written(
+    halter: Halter, store_file: Path, environment: dict[str, str]
+) -> None:
+    blocked = store_file.parent / "blocked"
+    blocked.write_text("a file where a folder should be")
+    environment["HALTER_CHECKPOINTS"] = str(blocked / "checkpoints")
+    assert halter("budget", "raise", "fleet", "40").exit_code == 0
+    answer = halter("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(answer.stdout)}
+    assert answer.exit_code == 1
+    assert str(blocked) in checks["checkpoints"]["finding"]
+
+
+@pytest.mark.parametrize("command", ["verify", "budget", "doctor"])
+def test_a_store_of_unknown_form_is_a_sentence(halter: Halter, command: str) -> None:
+    words = ("budget", "show") if command == "budget" else (command,)
+    answer = halter(*words, "--store", "mysql://somewhere")
+    assert answer.exit_code == 3
+    assert "has no form that Halter knows" in answer.stderr

@@ -1,0 +1,109 @@
+"""Every drill finds nothing where nothing is wrong, and something where one part was broken on purpose."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from typer.testing import CliRunner, Result
+
+from halter.cli import build
+from halter.drills import DRILLS, find
+from halter.drills.drill import Setting
+
+FEW = {"race": 1, "kill": 5, "powercut": 300, "tamper": 1, "zombie": 5}
+ON_ALL_STORES = [
+    *(pytest.param(name, "sqlite", id=f"{name}-sqlite") for name in DRILLS),
+    *(
+        pytest.param(name, "postgresql", id=f"{name}-postgresql", marks=pytest.mark.postgres)
+        for name in DRILLS
+        if "postgresql" in find(name).stores
+    ),
+]
+
+
+@pytest.fixture
+def url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Name a store that a drill must leave as it is."""
+    if kind == "sqlite":
+        yield f"sqlite://{tmp_path / 'halter.db'}"
+        assert list(tmp_path.iterdir()) == []
+        return
+    server = request.getfixturevalue("postgres_url")
+    yield server
+    with psycopg.connect(server) as connection:
+        left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'halter_drill%'").fetchall()
+    assert left == []
+
+
+def halter(*arguments: str) -> Result:
+    return CliRunner().invoke(build(), ["drill", *arguments])
+
+
+@pytest.mark.parametrize(("name", "kind"), ON_ALL_STORES)
+def test_a_drill_finds_nothing_wrong_and_leaves_nothing_behind(name: str, kind: str, url: str) -> None:
+    told: list[tuple[int, int]] = []
+    result = find(name).run(Setting(url, FEW[name], progress=lambda done, total, _: told.append((done, total))))
+    assert (result.drill, result.store) == (name, kind)
+    assert result.cases >= FEW[name]
+    assert (result.violations, result.detail["violations"]) == (0, [])
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]
+
+
+@pytest.mark.parametrize(("name", "kind"), ON_ALL_STORES)
+def test_a_drill_with_teeth_finds_what_was_broken(name: str, kind: str, url: str) -> None:
+    result = find(name).run(Setting(url, FEW[name], teeth=True))
+    assert result.violations > 0
+    assert result.detail["violations"]
+
+
+def test_json_of_one_drill_has_exactly_the_promised_keys() -> None:
+    answer = halter("kill", "--seeds", "2", "--json")
+    assert answer.exit_code == 0
+    result = json.loads(answer.stdout)
+    assert list(result) == ["drill", "store", "cases", "violations", "detail"]
+    assert (result["drill"], result["store"], result["cases"], result["violations"]) == ("kill", "sqlite", 2, 0)
+
+
+def test_json_of_all_drills_is_a_list_and_with_teeth_finding_violations_is_success(tmp_path: Path) -> None:
+    answer = halter("all", "--store", str(tmp_path / "halter.db"), "--seeds", "2", "--teeth", "--json")
+    assert answer.exit_code == 0
+    results = json.loads(answer.stdout)
+    assert [result["drill"] for result in results] == list(DRILLS)
+    assert all(result["violations"] > 0 for result in results)
+    assert "every drill found it" in answer.stderr
+
+
+def test_people_get_a_table_and_a_sentence() -> None:
+    answer = halter("kill", "--seeds", "2")
+    assert answer.exit_code == 0
+    assert "what it proves" in answer.stdout
+    assert "2 cases, no violation." in answer.stdout
+
+
+def test_an_unknown_drill_is_answered_with_those_that_exist() -> None:
+    answer = halter("nope")
+    assert answer.exit_code == 2
+    assert answer.stderr == f"There is no drill nope: name one of {', '.join(DRILLS)}, or all.\n"
+
+
+def test_a_drill_that_does_not_fit_the_store_says_so() -> None:
+    answer = halter("powercut", "--store", "postgresql://nobody@127.0.0.1:1/none")
+    assert answer.exit_code == 2
+    assert answer.stderr == "The drill powercut runs on sqlite only: name another --store.\n"
+
+
+def test_a_store_that_cannot_be_used_is_a_sentence_without_a_password() -> None:
+    answer = halter("race", "--store", "postgresql://ada:secret@127.0.0.1:1/none")
+    assert answer.exit_code == 3
+    assert answer.stderr.startswith("The PostgreSQL database at 127.0.0.1:1 cannot be reached")
+    assert "secret" not in answer.stderr
+
+
+def test_a_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+    answer = halter("race", "--store", str(tmp_path / "missing" / "halter.db"))
+    assert answer.exit_code == 3
+    assert answer.stderr.startswith(f"A drill needs a folder of its own in {tmp_path / 'missing'}")
+    assert not (tmp_path / "missing").exists()

@@ -1,0 +1,255 @@
+"""A store is vouched for as a whole: rows, bodies, blobs and checkpoints; what cannot be vouched for is told."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from halter.core.events import SessionWoken
+from halter.core.ids import inbox_stream, session_stream
+from halter.core.ports import Draft, Write
+from halter.journal.checkpoints import checkpoint_file
+from halter.journal.report import ADVICE, Report
+from halter.journal.store import JournalStore
+from halter.journal.verify import verify
+
+if TYPE_CHECKING:
+    from conftest import Forger, Ground, Scribe
+
+ONE, TWO, THREE = session_stream("one"), session_stream("two"), session_stream("three")
+
+
+def kinds(report: Report) -> list[tuple[str, str, int]]:
+    return [(found.kind, found.stream, found.seq) for found in report.findings]
+
+
+async def test_an_untouched_store_has_no_finding(ground: "Ground", scribe: "Scribe") -> None:
+    await scribe.whole_session("one")
+    await scribe.start("two")
+    await scribe.hold("two", "call", 100)
+    ground.checkpointer.flush()
+    report = await ground.verify()
+    assert report.ok
+    assert report.findings == ()
+    assert report.compared
+    assert (report.streams, report.events, report.erased) == (3, 8 + 2 + 2, 0)
+    assert report.uncovered == {}
+    assert (report.checkpoints or 0) > 0
+
+
+async def test_an_empty_store_has_no_finding(ground: "Ground") -> None:
+    assert (await verify(ground.store, ground.folder)).ok
+
+
+async def test_a_store_is_verified_without_checkpoints_too(ground: "Ground", scribe: "Scribe") -> None:
+    await scribe.whole_session("one")
+    report = await verify(ground.store)
+    assert report.ok
+    assert report.checkpoints is None
+    assert report.uncovered_events == report.events == 10
+
+
+async def test_a_report_can_be_written_as_json(history: "Scribe") -> None:
+    history.ground.sql("UPDATE events SET at = at + 1 WHERE stream = 'fleet'")
+    written = msgspec.json.decode(msgspec.json.encode(await history.ground.verify()))
+    assert written["ok"] is False
+    assert [found["kind"] for found in written["findings"]] == ["head", "edited"]
+
+
+async def test_a_finding_says_what_and_where_and_what_to_do(history: "Scribe") -> None:
+    history.ground.sql("UPDATE events SET facts = :facts WHERE stream = :stream AND seq = 3", facts=b"{}", stream=ONE)
+    (found,) = (await history.ground.verify()).findings
+    assert found.sentence.startswith(f"Event 3 of {ONE} ")
+    assert found.sentence.endswith(ADVICE["edited"])
+
+
+async def test_a_body_that_was_nulled_is_no_erasure(history: "Scribe") -> None:
+    change = "UPDATE events SET body = NULL, salt = NULL WHERE stream = :stream AND seq = 2"
+    history.ground.sql(change, stream=ONE)
+    report = await history.ground.verify()
+    assert kinds(report) == [("body_missing", ONE, 2)]
+    assert report.erased == 0
+
+
+async def write_blob(scribe: "Scribe", data: bytes) -> str:
+    digest = await scribe.ground.store.put(data)
+    event = SessionWoken(cause="message")
+    write = Write(THREE, "blob", lambda _: [Draft(event, blob=digest)], lease=scribe.leases["three"])
+    await scribe.commit(write)
+    scribe.ground.checkpointer.flush()
+    return digest
+
+
+async def test_an_altered_blob_is_found(history: "Scribe") -> None:
+    digest = await write_blob(history, b"what was read")
+    assert (await history.ground.verify()).ok
+    history.ground.sql("UPDATE blobs SET data = :data WHERE digest = :digest", data=b"another", digest=digest)
+    assert kinds(await history.ground.verify()) == [("blob_altered", THREE, 3)]
+
+
+async def test_a_missing_blob_is_found(history: "Scribe") -> None:
+    await write_blob(history, b"what was read")
+    history.ground.sql("DELETE FROM blobs")
+    assert kinds(await history.ground.verify()) == [("blob_missing", THREE, 3)]
+
+
+async def test_a_definition_that_was_replaced_is_found(history: "Scribe") -> None:
+    digest = await history.ground.store.put(b"never spend")
+    await history.start("four", definition=digest)
+    history.ground.checkpointer.flush()
+    assert (await history.ground.verify()).ok
+    history.ground.sql("UPDATE blobs SET data = :data WHERE digest = :digest", data=b"spend", digest=digest)
+    assert kinds(await history.ground.verify()) == [("blob_altered", session_stream("four"), 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("UPDATE budgets SET spent = 0 WHERE scope = 'fleet'", "spent is 0, not 4900"),
+        ("UPDATE budgets SET cap = 9000000 WHERE scope = 'fleet'", "cap is 9000000, not 900000"),
+        ("DELETE FROM holds", "is missing, and the events make one"),
+        ("UPDATE sessions SET state = 'RUNNING' WHERE session = 'one'", "state is 'RUNNING', not 'COMPLETED'"),
+        ("UPDATE sessions SET generation = 0 WHERE session = 'one'", "generation is 0, not 1"),
+        ("DELETE FROM spends WHERE hold = 'one-1'", "is missing"),
+        ("UPDATE spends SET usd = 1 WHERE hold = 'two-0'", "usd is 1, not 700"),
+        (
+            "INSERT INTO budgets VALUES ('nobody', '', 'usd', 1, 1, '', 0, 0, 0)",
+            "stands there, and no event makes it",
+        ),
+    ],
+)
+async def test_a_row_that_was_changed_by_hand_is_found(history: "Scribe", change: str, says: str) -> None:
+    history.ground.sql(change)
+    report = await history.ground.verify()
+    (found,) = report.findings
+    assert found.kind == "row"
+    assert says in found.sentence
+
+
+async def test_an_owner_and_its_next_generation_are_nobodys_tampering(history: "Scribe") -> None:
+    history.ground.sql("UPDATE sessions SET owner = 'another', generation = 7 WHERE session = 'three'")
+    assert (await history.ground.verify()).ok
+
+
+async def test_a_checkpointed_tail_that_was_cut_off_is_found(history: "Scribe", forger: "Forger") -> None:
+    kept = forger.events_of(ONE)[:6]
+    forger.rechain(ONE, kept)
+    report = await history.ground.verify()
+    assert kinds(report) == [("cut", ONE, 7)]
+    assert "had 8 events" in report.findings[0].sentence
+
+
+async def test_a_checkpointed_stream_that_was_dropped_is_found(history: "Scribe") -> None:
+    for table in ("events", "streams"):
+        history.ground.sql(f"DELETE FROM {table} WHERE stream = :stream", stream=inbox_stream("one"))
+    assert kinds(await history.ground.verify()) == [("dropped", inbox_stream("one"), 1)]
+
+
+async def test_a_history_that_was_rewritten_with_good_hashes_is_found(history: "Scribe", forger: "Forger") -> None:
+    whole = forger.events_of(ONE)
+    whole[2]["facts"] = whole[2]["facts"].replace(b"700", b"007")
+    forger.rechain(ONE, whole)
+    assert kinds(await history.ground.verify()) == [("rewritten", ONE, 8)]
+
+
+async def test_a_rewritten_history_is_found_also_after_later_checkpoints(history: "Scribe", forger: "Forger") -> None:
+    whole = forger.events_of(THREE)
+    whole[0]["key"] = "forged"
+    forger.rechain(THREE, whole)
+    await history.settle("three", "three-0", 100)
+    await history.end("three")
+    report = await history.ground.verify()
+    assert ("rewritten", THREE, 2) in kinds(report)
+
+
+async def test_the_uncovered_tail_is_reported(history: "Scribe") -> None:
+    await history.settle("three", "three-0", 100)
+    await history.cap(800_000)
+    report = await history.ground.verify()
+    assert report.ok
+    assert report.uncovered == {THREE: 1, "fleet": 1}
+    assert report.uncovered_events == 2
+
+
+async def test_checkpoints_that_belong_to_the_store_must_be_there(history: "Scribe") -> None:
+    """Otherwise changing the store's id would be enough to shake them off."""
+    history.ground.sql("UPDATE meta SET value = 'another' WHERE name = 'store'")
+    report = await history.ground.verify()
+    assert kinds(report) == [("checkpoint_missing", "", 0)]
+    assert str(history.ground.folder) in report.findings[0].sentence
+
+
+async def test_checkpoints_signed_by_somebody_else_vouch_for_nothing(history: "Scribe") -> None:
+    report = await verify(history.ground.store, history.ground.folder, ["00" * 32])
+    assert {kind for kind, _, _ in kinds(report)} == {"checkpoint_key"}
+    assert report.uncovered_events == report.events
+
+
+async def test_an_altered_checkpoint_is_found(history: "Scribe") -> None:
+    path = checkpoint_file(history.ground.folder, history.ground.store_id)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0].replace(b'"at":', b'"at":1'), *lines[1:]]))
+    found = kinds(await history.ground.verify())
+    assert found == [("checkpoint_altered", "", 1), ("checkpoint_altered", "", 2)]
+
+
+async def test_a_torn_last_checkpoint_is_told_and_is_no_tampering(history: "Scribe") -> None:
+    path = checkpoint_file(history.ground.folder, history.ground.store_id)
+    with path.open("ab") as file:
+        file.write(b'{"number":9')
+    report = await history.ground.verify()
+    assert report.ok
+    assert report.torn
+
+
+async def test_an_event_of_a_kind_to_come_is_verified_and_said_to_be_unreadable(
+    history: "Scribe", forger: "Forger"
+) -> None:
+    whole = forger.events_of("fleet")
+    whole[0]["kind"] = "from_the_future"
+    forger.rechain("fleet", whole)
+    report = await verify(history.ground.store)
+    assert kinds(report) == [("unreadable", "fleet", 1)]
+    assert not report.compared
+
+
+async def test_numbers_that_no_program_wrote_do_not_stop_the_search(history: "Scribe", forger: "Forger") -> None:
+    whole = forger.events_of(THREE)
+    whole[1]["facts"] = whole[1]["facts"].replace(b",500]", b",5" + b"0" * 30 + b"]")
+    forger.rechain(THREE, whole)
+    assert {kind for kind, _, _ in kinds(await verify(history.ground.store))} == {"row"}
+
+
+async def test_a_store_can_be_verified_while_it_is_written_to(ground: "Ground", scribe: "Scribe") -> None:
+    """Rows and events are compared as of one moment, however many are committed meanwhile."""
+    sessions = [f"session-{number}" for number in range(5)]
+    for session in sessions:
+        await scribe.start(session)
+    ground.store = JournalStore(ground.engine)
+
+    async def work(session: str) -> None:
+        for number in range(40):
+            await scribe.hold(session, f"{session}-{number}", 100, cap=1_000_000)
+            await scribe.settle(session, f"{session}-{number}", 70)
+
+    async with asyncio.TaskGroup() as group:
+        working = [group.create_task(work(session)) for session in sessions]
+        reports = [await verify(ground.store)]
+        while not all(task.done() for task in working):
+            reports.append(await verify(ground.store))
+    reports.append(await verify(ground.store))
+    await ground.store.close()
+    assert [report.findings for report in reports if not report.ok] == []
+    assert reports[-1].events == 5 * 81
+
+
+async def test_what_is_looked_at_does_not_change_while_somebody_commits(history: "Scribe") -> None:
+    ground = history.ground
+    view = ground.engine.view()
+    await history.settle("three", "three-0", 100)
+    (head,) = [row for row in view.ask("heads", {}) if row["stream"] == THREE]
+    assert head["head"] == 2
+    assert len(view.ask("events_of", {"stream": THREE, "seq": 0, "position": 0, "limit": 9})) == 2
+    view.close()
+    assert (await ground.store.read(THREE))[-1].seq == 3
