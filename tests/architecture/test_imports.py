@@ -22,9 +22,7 @@ def lint_imports(project: Path) -> subprocess.CompletedProcess[str]:
 
 def loaded_after(statement: str) -> frozenset[str]:
     report = f"{statement}; import sys; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=True)
     return frozenset(name.partition(".")[0] for name in done.stdout.split())
 
 
@@ -52,9 +50,7 @@ def test_imports_point_down_and_mind_and_hands_stay_apart() -> None:
         ("nowhere.py", "halter.core", "halter.nowhere"),
     ],
 )
-def test_an_import_in_the_wrong_direction_is_found(
-    copied: Path, module: str, imports: str, broken: str
-) -> None:
+def test_an_import_in_the_wrong_direction_is_found(copied: Path, module: str, imports: str, broken: str) -> None:
     wrong = copied / "src/halter" / module
     wrong.parent.mkdir(exist_ok=True)
     wrong.write_text(f'"""Breaks a rule on purpose."""\n\nimport {imports}\n')

@@ -199,6 +199,24 @@ async def test_a_repeat_after_the_lease_was_lost_still_answers_as_the_first_did(
     assert (again.repeated, again.events) == (True, first.events)
 
 
+async def test_a_stale_owner_cannot_take_its_successors_write_for_its_own(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await start(store, ONE)
+    stale = await claim_one(store, ANNA)
+    fresh = await claim_one(store, BERT)
+    await store.commit(writing(fresh, "the same key"))
+    with pytest.raises(LeaseLost):
+        await store.commit(writing(stale, "the same key"))
+
+
+async def test_a_successor_may_repeat_what_its_predecessor_wrote(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await start(store, ONE)
+    first = await store.commit(writing(await claim_one(store, ANNA), "the same key"))
+    again = await store.commit(writing(await claim_one(store, BERT), "the same key"))
+    assert (again.repeated, again.events) == (True, first.events)
+
+
 async def test_a_beat_after_a_lapse_says_what_is_left(place: "Place") -> None:
     store = place.open(lease=AT_ONCE)
     await start(store, "kept")

@@ -92,10 +92,19 @@ async def test_a_replacement_that_fails_changes_nothing(place: "Place") -> None:
     await store.commit(holding("second"))
 
 
-async def test_a_replacement_that_cannot_be_right_changes_nothing(shared_place: "Place") -> None:
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [BudgetRow("fleet", "", "usd", cap=1, spent=2)],
+        [BudgetRow("fleet", "", "usd"), BudgetRow("fleet", "", "usd")],
+        [BudgetRow("fleet", "", "usd", spent=2**63)],
+    ],
+    ids=["above its cap", "twice the same", "beyond all numbers"],
+)
+async def test_a_replacement_that_cannot_be_right_changes_nothing(shared_place: "Place", rows: list[Row]) -> None:
     store = await begun(shared_place.open())
     with pytest.raises(StoreUnusable, match="cannot be right"):
-        await store.replace(lambda _: [BudgetRow("fleet", "", "usd", cap=1, spent=2)])
+        await store.replace(lambda _: rows)
     assert [row.held for row in await store.ask(Query("all_budgets", BudgetRow))] == [1]
 
 

@@ -7,14 +7,16 @@ import pytest
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, OverrunIncurred, Purpose, RequestStarted
-from halter.core.ids import WorkerId
+from halter.core.ids import WorkerId, session_stream
 from halter.core.limits import Cap, Caps, Spender, legs
 from halter.core.money import COLD_START, Account, BudgetRow, Forecast
-from halter.core.ports import Lease, Query
+from halter.core.ports import BLOB_FROM, Lease, Query
 from halter.core.rows import HoldRow, SpendRow
 from halter.core.usage import Usage
 from halter.core.windows import window_end
 from halter.guard.purse import PATIENCE, Held, Intent, Purse, Refused, StillHeld, Truth, change_cap
+from halter.journal.memory import MemoryEngine
+from halter.journal.store import JournalStore
 from halter.state.life import end
 from halter.testing.crash import Crash
 from halter.testing.seedloop import START
@@ -399,3 +401,27 @@ async def test_the_forecast_forgets_what_is_older_than_thirty_days(world: World)
     assert (await world.purse.forecast("spend")).samples == 5
     await world.advance(1)
     assert (await world.purse.forecast("spend", cold_start=77)) == Forecast(77, 77, 0)
+
+
+async def test_a_body_too_large_for_the_events_table_is_kept_as_a_blob(world: World) -> None:
+    lease = await begun(world)
+    large = bytes(BLOB_FROM + 1)
+    taken = await world.purse.hold(lease, call(world, 1), large)
+    assert isinstance(taken, Held)
+    (settled,) = (await world.purse.settle(lease, taken.flight, Truth("ok", usd=1, body=large))).events
+    stream = await world.store.read(session_stream(lease.session))
+    (started,) = [event for event in stream if event.kind == "call_started"]
+    for event in (started, settled):
+        assert event.body is None
+        assert event.blob is not None
+        assert await world.store.get(event.blob) == large
+
+
+async def test_a_cap_that_is_lowered_while_the_clock_is_set_back_is_lowered_all_the_same() -> None:
+    times = iter([1_000, 500])
+    store = JournalStore(MemoryEngine(now=lambda: next(times), new_id=lambda: "id"), inline=True)
+    account = Account("fleet", "", "usd")
+    await store.commit(change_cap(account, 100, "mara", "first"))
+    await store.commit(change_cap(account, 50, "mara", "second"))
+    (row,) = await store.ask(Query("budgets", BudgetRow))
+    assert row.cap == 50

@@ -5,16 +5,26 @@ from typing import Annotated
 import typer
 
 from halter import __version__
+from halter.cli import budget, command, doctor, drill, journal
 
 
 def build() -> typer.Typer:
-    app = typer.Typer(name="halter", no_args_is_help=True)
+    app = typer.Typer(name="halter", no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_root)
+    app.add_typer(budget.build(), rich_help_panel="Steer")
+    app.command("verify", rich_help_panel="Trust")(journal.verify)
+    app.command("erase", rich_help_panel="Trust")(journal.erase)
+    app.command("drill", rich_help_panel="Trust")(drill.drill)
+    app.command("doctor", rich_help_panel="Trust")(doctor.doctor)
     return app
 
 
 def main() -> None:
-    build()()
+    """Run the command. A mistake of ours is said as one; its traceback goes to a file, not to the person."""
+    try:
+        build()()
+    except Exception as mistake:  # noqa: BLE001  the outermost door: nothing further out could answer
+        command.confess(mistake)
 
 
 def _show_version(wanted: bool) -> None:

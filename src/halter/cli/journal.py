@@ -95,7 +95,7 @@ def erase(
     async def job(app: App) -> Erasure:
         if older_than:
             age = parse_duration(older_than)
-            return await erase_older_than(app.store, age, app.settings.person, now=app.clock.now())
+            return await erase_older_than(app.store, age, app.settings.person)
         return await erase_sessions(app.store, session or [], app.settings.person, reason)
 
     erasure = with_app(store, job)
@@ -106,6 +106,9 @@ def erase(
         for refused in erasure.refused:
             typer.echo(refused.sentence)
         if not erasure.scrubbed:
-            typer.echo("Somebody was reading the store, so copies may linger in its log: run this again to clear them.")
+            typer.echo(
+                "Copies may linger in the store's own log: with SQLite run this again when nobody reads it, "
+                "with PostgreSQL they go when the server recycles its log."
+            )
     if erasure.refused:
         raise typer.Exit(NOT_FINE)

@@ -321,13 +321,13 @@ def _is_sequence(value: object) -> TypeGuard[list[object] | tuple[object, ...]]:
 def decode(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
     """Read facts back into an event; what cannot be read stays as it is, as `Unknown`."""
     known = KINDS.get(kind)
-    if known is None or version > known.VERSION:
+    if known is None or not 1 <= version <= known.VERSION:
         return Unknown(kind, version, facts)
     try:
         if version == known.VERSION:
             return _DECODERS[kind].decode(facts)
         return msgspec.convert(_upcast(kind, version, known.VERSION, msgspec.json.decode(facts)), known)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Unknown(kind, version, facts)
 
 

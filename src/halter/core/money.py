@@ -84,12 +84,13 @@ class BudgetRow(Row, frozen=True):
         return (BudgetRow, (self.scope, self.window, self.unit))
 
     def capped(self, cap: int | None, at: int, by: str = "") -> "BudgetRow":
-        """Take note of a cap: a person's word outranks the configuration's, then the later one counts.
+        """Take note of a cap: a person's newest word counts, and outranks whatever the configuration says.
 
-        Sessions tell of the configuration in their own streams, between which there is no order:
-        by this rule any order of the same events ends in the same cap.
+        What people say stands in one stream and is read in order. What the configuration says is told by each
+        session in its own stream, between which there is no order: there the latest counts, of equals the larger,
+        so that any order of the same events ends in the same cap.
         """
-        if (by != "", at, _rank(cap)) < (self.cap_by != "", self.cap_at, _rank(self.cap)):
+        if not by and (self.cap_by or (at, _rank(cap)) < (self.cap_at, _rank(self.cap))):
             return self
         return BudgetRow(self.scope, self.window, self.unit, cap, at, by, self.spent, self.held, self.overrun)
 

@@ -13,6 +13,10 @@ from halter.core.row import R, RowKey
 T = TypeVar("T")
 
 
+BLOB_FROM: Final = 32 * 1024
+"""Bodies larger than this are put as blobs before the event that names them."""
+
+
 class Draft(msgspec.Struct, frozen=True):
     """An event to be, before the store gives it its place and time.
 
@@ -169,3 +173,10 @@ class Store(Protocol):
     async def close(self) -> None:
         """Let go of the store."""
         ...
+
+
+async def kept(store: Store, body: bytes | None) -> tuple[bytes | None, Digest | None]:
+    """Put a large body away as a blob; return what stays beside the event, and the blob's name if there is one."""
+    if body is None or len(body) <= BLOB_FROM:
+        return body, None
+    return None, await store.put(body)

@@ -24,7 +24,7 @@ from halter.core.events import (
     RequestSettled,
     RequestStarted,
 )
-from halter.core.ids import FLEET, session_stream
+from halter.core.ids import FLEET, Digest, session_stream
 from halter.core.money import (
     COLD_START,
     SAMPLES_KEPT,
@@ -39,7 +39,7 @@ from halter.core.money import (
     reserve,
     settle,
 )
-from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write
+from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write, kept
 from halter.core.project import budget_key, budget_row, rows_of_hold
 from halter.core.rows import HoldRow
 from halter.core.usage import Usage
@@ -61,6 +61,7 @@ class Truth(msgspec.Struct, frozen=True):
     tokens: int | None = None
     usage: Usage | None = None
     body: bytes | None = None
+    blob: Digest | None = None
 
 
 def intent_id(intent: Intent) -> str:
@@ -68,14 +69,14 @@ def intent_id(intent: Intent) -> str:
     return intent.call if isinstance(intent, CallStarted) else intent.request
 
 
-def holding(intent: Intent, rows: Rows, body: bytes | None = None) -> Sequence[Draft]:
+def holding(intent: Intent, rows: Rows, body: bytes | None = None, blob: Digest | None = None) -> Sequence[Draft]:
     """Decide on an intent: the intent with its hold, the refusal, or nothing where it must wait."""
     if intent.legs and rows.get(HoldRow, intent_id(intent)) is not None:
         raise ValueError(f"{intent_id(intent)} is held already: settle it, or repeat the attempt that held it.")
     verdict = reserve(intent.legs, lambda leg: budget_row(rows, leg))
     match verdict:
         case Reserved():
-            return [Draft(intent, body)]
+            return [Draft(intent, body, blob)]
         case CapReached():
             name = intent.tool if isinstance(intent, CallStarted) else intent.model
             return [Draft(CostCapReached.refusing(intent_id(intent), name, verdict))]
@@ -92,7 +93,7 @@ def settling(flight: InFlight, truth: Truth, rows: Rows) -> Sequence[Draft]:
     tokens = most.tokens if truth.tokens is None else truth.tokens
     charge = settle(flight.legs, usd, tokens, lambda leg: budget_row(rows, leg)) if flight.legs else None
     incidents = [Draft(OverrunIncurred.by(flight.id, over)) for over in (charge.overruns if charge else ())]
-    return [Draft(_settled(flight, truth, charge), truth.body), *incidents]
+    return [Draft(_settled(flight, truth, charge), truth.body, truth.blob), *incidents]
 
 
 def _settled(flight: InFlight, truth: Truth, charge: Charge | None) -> AnyEvent:
@@ -157,7 +158,7 @@ class Purse:
 
         A repeated attempt answers as it did before; after a refusal, a raised cap is tried with the next attempt.
         """
-        write = self._intending(lease, intent, body, attempt)
+        write = self._intending(lease, intent, await kept(self._store, body), attempt)
         deadline = self._clock.now() + self._patience
         look = SHORTEST_LOOK
         while True:
@@ -174,6 +175,9 @@ class Purse:
 
     async def settle(self, lease: Lease, flight: InFlight, truth: Truth) -> Committed:
         """Commit the outcome with its true cost, and let somebody who waits for money try again."""
+        if truth.body is not None:
+            body, blob = await kept(self._store, truth.body)
+            truth = msgspec.structs.replace(truth, body=body, blob=blob)
         write = Write(
             session_stream(lease.session),
             f"{flight.id}/settled",
@@ -196,11 +200,11 @@ class Purse:
         params = {"name": name, "purpose": purpose, "since": since, "limit": SAMPLES_KEPT}
         return forecast([row.usd for row in await self._store.ask(Query("newest_costs", _Cost, params))], cold_start)
 
-    def _intending(self, lease: Lease, intent: Intent, body: bytes | None, attempt: int) -> Write:
+    def _intending(self, lease: Lease, intent: Intent, body: tuple[bytes | None, Digest | None], attempt: int) -> Write:
         return Write(
             session_stream(lease.session),
             f"{intent_id(intent)}/held/{attempt}",
-            lambda rows: holding(intent, rows, body),
+            lambda rows: holding(intent, rows, *body),
             rows_of_hold(intent_id(intent), intent.legs),
             lease,
         )

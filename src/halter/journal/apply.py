@@ -27,7 +27,7 @@ class WorkingSet:
     def __init__(self, loaded: Mapping[RowKey, Row | None], now: int) -> None:
         self._rows = dict(loaded)
         self._loaded = loaded
-        self.now = max(now, *_times(loaded.values()))
+        self.now = max(now, max(_times(loaded.values()), default=0))
         self.events: list[Stored] = []
         self.erasures: list[Erase] = []
         self._touched: dict[RowKey, None] = {}
@@ -75,7 +75,6 @@ class WorkingSet:
 
 def _times(rows: Iterable[Row | None]) -> Iterable[int]:
     """Yield the times that a new event must not precede, so that a clock set back cannot reorder anything."""
-    yield 0
     for row in rows:
         if isinstance(row, StreamRow):
             yield row.at

@@ -18,8 +18,8 @@ from halter.core.row import Row
 
 _HEAD: Final = struct.Struct("!5i").pack
 _SIZE: Final = struct.Struct("!i").pack
-_INTEGER: Final = struct.Struct("!iq").pack
 _NULL: Final = _SIZE(-1)
+_EIGHT: Final = _SIZE(8)
 
 
 class Texts(tuple[str | None, ...]):
@@ -56,7 +56,7 @@ class _IntegersDumper(Dumper):
     oid = 1016
 
     def dump(self, obj: Integers) -> bytes:
-        return _array(20, [_NULL if number is None else _INTEGER(8, number) for number in obj])
+        return _array(20, [_NULL if number is None else _EIGHT + number.to_bytes(8, signed=True) for number in obj])
 
 
 class _BytesDumper(Dumper):

@@ -11,7 +11,7 @@ from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.ports import Beat, Change, Committed, Lease, Stored, Write
 from halter.core.row import Row, RowKey
 from halter.core.rows import TABLES, StreamRow
-from halter.journal.apply import Applier, Changes, WorkingSet, declared
+from halter.journal.apply import Applier, Changes, WorkingSet, declared, fence
 
 RETRIES = 20
 
@@ -157,11 +157,8 @@ def _together(engine: Engine, writes: Sequence[Write], apply: Applier, salt: Cal
     answers: list[Answer] = []
     for write in writes:
         known = earlier.get(write.key)
-        if known:
-            answers.append(Committed(known, repeated=True))
-            continue
         try:
-            answer = apply(write, rows, salt)
+            answer = _repeated(write, known, rows) if known else apply(write, rows, salt)
         except LeaseLost as lost:
             answers.append(lost)
             continue
@@ -172,3 +169,10 @@ def _together(engine: Engine, writes: Sequence[Write], apply: Applier, salt: Cal
         engine.save(changes)
     engine.commit()
     return answers
+
+
+def _repeated(write: Write, known: tuple[Stored, ...], rows: WorkingSet) -> Committed:
+    """Answer as the first time; but an owner that lost its lease must not take its successor's write for its own."""
+    if write.lease is not None and write.lease.generation != known[0].generation:
+        fence(write.lease, rows)
+    return Committed(known, repeated=True)

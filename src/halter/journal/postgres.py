@@ -18,7 +18,7 @@ from halter.core.rows import TABLES
 from halter.journal.apply import Changes
 from halter.journal.batches import Bytes, Texts, append, columns, statements, teach
 from halter.journal.connection import Address, Connection, Line, connected, together, translated
-from halter.journal.engine import PROJECTIONS, Busy, View
+from halter.journal.engine import PROJECTIONS, Busy, Conflict, View
 from halter.journal.queries import for_psycopg, load, migrations, row_statements
 from halter.journal.sqlite import LEASE, event_columns, refuse_newer, stored
 
@@ -203,13 +203,14 @@ class PostgresEngine:
         """Make all projections anew in one transaction, while other writers wait."""
         try:
             with self._transaction() as connection:
+                connection.execute(self._sql["take_time"])
                 connection.execute(self._sql["keep_out"])
                 rows = sorted(make(PostgresView(connection, self._address)), key=_table)
                 for table in PROJECTIONS:
                     connection.execute(row_statements(table).clear.encode())
                 for start in range(0, len(rows), ROWS_AT_ONCE):
                     self._insert(connection, rows[start : start + ROWS_AT_ONCE])
-        except RowRefused as error:
+        except (RowRefused, Conflict, OverflowError) as error:
             message = f"The rows that the events of {self._address.place} make cannot be right. Nothing was changed."
             raise StoreUnusable(message) from error
 

@@ -26,9 +26,6 @@ T = TypeVar("T")
 BATCH: Final = 256
 """How many writes share one transaction at most: enough to share a sync, few enough to keep locks short."""
 
-BLOB_FROM: Final = 32 * 1024
-"""Bodies larger than this are kept as blobs."""
-
 HINTS_KEPT: Final = 1024
 WATCH_SECONDS: Final = 0.05
 

@@ -16,7 +16,7 @@ from halter.core.events import (
     State,
     WakePosted,
 )
-from halter.core.ids import inbox_stream, session_stream
+from halter.core.ids import Digest, inbox_stream, session_stream
 from halter.core.money import UNITS, Account, CapReached, Reserved, reserve, settle
 from halter.core.ports import Draft, Lease, Rows, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
@@ -26,9 +26,9 @@ ALWAYS_WAKE: frozenset[Cause] = frozenset(("message", "decision", "trigger", "ch
 """What wakes a session whatever it said it was waiting for; only signals must have been asked for by name."""
 
 
-def start(event: SessionStarted, task: bytes | None = None) -> Write:
-    """Begin a session that stands on its own."""
-    return Write(session_stream(event.session), f"{event.session}/start", lambda _: [Draft(event, task)])
+def start(event: SessionStarted, task: bytes | None = None, blob: Digest | None = None) -> Write:
+    """Begin a session that stands on its own; a large task is put as a blob first."""
+    return Write(session_stream(event.session), f"{event.session}/start", lambda _: [Draft(event, task, blob)])
 
 
 def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None) -> Write:
@@ -55,7 +55,7 @@ def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None)
     )
 
 
-def post(session: str, key: str, event: WakePosted, body: bytes | None = None) -> Write:
+def post(session: str, key: str, event: WakePosted, body: bytes | None = None, blob: Digest | None = None) -> Write:
     """Put something into a session's inbox; for one that does not exist or is over, nothing is written.
 
     A signal wakes the session only if it said that it would.
@@ -66,7 +66,7 @@ def post(session: str, key: str, event: WakePosted, body: bytes | None = None) -
         if row is None or row.ended_at is not None:
             return []
         wakes = event.cause in ALWAYS_WAKE or event.name in row.wake_on.split()
-        return [Draft(msgspec.structs.replace(event, wakes=wakes), body)]
+        return [Draft(msgspec.structs.replace(event, wakes=wakes), body, blob)]
 
     return Write(inbox_stream(session), key, decide)
 

@@ -146,6 +146,10 @@ INSERT INTO blobs (digest, data) VALUES (:digest, :data) ON CONFLICT (digest) DO
 -- A blob.
 SELECT data FROM blobs WHERE digest = :digest;
 
+-- name: take_time
+-- This one transaction may stand still for as long as its rows take to be made.
+SELECT set_config('idle_in_transaction_session_timeout', '0', true);
+
 -- name: keep_out
 -- Readers go on, writers wait. Every write locks its stream first, so this order meets none of them half-way.
 LOCK TABLE streams, sessions, budgets, holds, spends, events IN EXCLUSIVE MODE;

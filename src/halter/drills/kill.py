@@ -1,0 +1,303 @@
+"""A process is killed, at any moment: nothing that it was told is lost, and its successor does nothing twice.
+
+For each kill, a real process opens a store of its own and walks the plan of the drills' session, saying what is
+acknowledged before it goes on. SIGKILL ends it right before a commit, right after one, or somewhere inside. Then
+another process looks at what is left, takes the session over and finishes it.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import count, islice
+from queue import SimpleQueue
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from halter.core.clock import SystemClock
+from halter.core.ids import SortableIds, StreamId, session_stream
+from halter.drills.checker import check, found_at
+from halter.drills.children import Child, ChildFailed, Pipe, children
+from halter.drills.drill import Drill, Ground, Progress, Result, Setting, connection, engine, own_store, result
+from halter.drills.engines import watched, writing_behind
+from halter.drills.examine import examined, in_memory
+from halter.drills.hand import EMPTY, TABLES
+from halter.drills.plan import Act, End, plan
+from halter.drills.workload import Told, Workload
+from halter.journal.engine import Engine
+from halter.journal.memory import MemoryEngine
+from halter.journal.store import JournalStore
+from halter.state.session import Session, replay
+
+How = Literal["before", "after", "inside"]
+SESSION: Final = "drill"
+LANES: Final = 2
+INSIDE_EVERY: Final = 3
+LONGEST_DELAY: Final = 0.002
+"""Seconds after the beginning of a commit within which a kill inside of it comes."""
+
+PRELOADED: Final = (__name__, "halter.cli", "halter.journal.postgres")
+"""What children import in any case: among it the program that they were started from."""
+
+NO_LEASE: Final = 0
+"""The successor need not wait for a lease to run out, since the drill knows that the owner is dead."""
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True):
+    """One event that a process was told is durable, and a digest of the state that it folded."""
+
+    stream: str
+    seq: int
+    hash: bytes
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """At which commit of its life a process dies, and where in it."""
+
+    commit: int
+    how: How
+    delay: float
+
+    def __str__(self) -> str:
+        return f"Killed {self.how} commit {self.commit}"
+
+
+def deaths(commits: int, seed: int) -> list[Death]:
+    """List a death before and after every commit, and inside every third, in an order that the seed chooses."""
+    chance = random.Random(seed)
+    all_of_them = [
+        Death(commit, how, chance.uniform(0, LONGEST_DELAY))
+        for commit in range(1, commits + 1)
+        for how in get_args(How)
+        if how != "inside" or (commit + seed) % INSIDE_EVERY == 0
+    ]
+    chance.shuffle(all_of_them)
+    return all_of_them
+
+
+def digest(state: Session) -> bytes:
+    """Digest a folded state, so that two can be compared across processes."""
+    return sha256(msgspec.json.encode(state)).digest()
+
+
+def victim(pipe: Pipe, url: str, death: Death) -> None:
+    """Walk the plan on the real store until death comes."""
+    _live(pipe, engine(url, SystemClock(), NO_LEASE), death)
+
+
+def careless_victim(pipe: Pipe, url: str, death: Death) -> None:
+    """Walk the plan on a store that answers before it writes."""
+    _live(pipe, writing_behind(engine(url, SystemClock(), NO_LEASE)), death)
+
+
+def _live(pipe: Pipe, real: Engine, death: Death) -> None:
+    def before(number: int) -> None:
+        if number == death.commit and death.how == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif number == death.commit and death.how == "inside":
+            pipe.send(None)
+
+    def after(number: int) -> None:
+        if number == death.commit and death.how == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def acknowledged(told: Sequence[Told]) -> None:
+        pipe.send([Ack(stored.stream, stored.seq, stored.hash, digest(state)) for stored, state in told])
+
+    store = JournalStore(watched(real, before, after))
+    asyncio.run(Workload(store, SystemClock(), "victim", SESSION, acknowledged).run())
+    signal.pause()
+
+
+def heir(pipe: Pipe, url: str, acks: Sequence[Ack]) -> None:
+    """Look at what a dead process left, take its session over and finish it; send what is wrong, in sentences."""
+    wrong = lost(url, acks)
+    pipe.send([*wrong, *asyncio.run(_inherit(url, acks))])
+
+
+async def _inherit(url: str, acks: Sequence[Ack]) -> list[str]:
+    clock = SystemClock()
+    store = JournalStore(engine(url, clock, NO_LEASE))
+    try:
+        wrong = [*await unlike(store, acks), *await examined(store), *check(found_at(url), finished=False)]
+        state = await Workload(store, clock, "heir", SESSION).run()
+        if state.state != "COMPLETED":
+            wrong.append(f"The successor left the session {state.state}.")
+        return [*wrong, *await examined(store), *check(found_at(url)), *repeated(url)]
+    finally:
+        await store.close()
+
+
+def lost(url: str, acks: Sequence[Ack]) -> list[str]:
+    """Check with plain SQL that all acknowledged events are there, and besides them at most one commit."""
+    with closing(connection(url)) as database:
+        rows = database.execute("SELECT stream, seq, hash, key FROM events").fetchall()
+    found = {(stream, seq): bytes(value) for stream, seq, value, _ in rows}
+    wrong = [
+        f"Event {ack.seq} of {ack.stream} was acknowledged and is lost."
+        for ack in acks
+        if found.get((ack.stream, ack.seq)) != ack.hash
+    ]
+    known = {(ack.stream, ack.seq) for ack in acks}
+    untold = {key for stream, seq, _, key in rows if (stream, seq) not in known}
+    if len(untold) > 1:
+        wrong.append(f"{len(untold)} commits were made that nobody was told of, and only one can have been under way.")
+    return wrong
+
+
+async def unlike(store: JournalStore, acks: Sequence[Ack]) -> list[str]:
+    """Check that the events fold into the very states that the dead process had folded."""
+    last = {ack.stream: ack for ack in acks}
+    wrong: list[str] = []
+    for stream, ack in last.items():
+        events = await store.read(StreamId(stream), limit=ack.seq)
+        if digest(replay(events)) != ack.state:
+            wrong.append(f"{stream} folds into another state at event {ack.seq} than the process had that died.")
+    return wrong
+
+
+def repeated(url: str) -> list[str]:
+    """Check with plain SQL that every step of the plan happened exactly once, whoever did it."""
+    with closing(connection(url)) as database:
+        rows = database.execute("SELECT kind, stream, key, facts FROM events").fetchall()
+    times = Counter(_step(*row) for row in rows)
+    return [f"The step {step} happened {times[step]} times." for step in _steps() if times[step] != 1]
+
+
+def _step(kind: str, stream: str, key: str, facts: bytes) -> str:
+    """Tell which step of the plan an event completes."""
+    match kind:
+        case "call_settled":
+            return json.loads(facts)["call"]
+        case "request_settled":
+            return json.loads(facts)["request"]
+        case "cost_cap_reached":
+            return json.loads(facts)["refused"]
+        case "session_ended":
+            return f"{stream} ends"
+        case _:
+            return key
+
+
+def _steps() -> Iterator[str]:
+    for step in plan(SESSION):
+        match step:
+            case Act():
+                yield from (spend.id for spend in step.together)
+            case End():
+                yield f"{session_stream(step.session)} ends"
+            case _:
+                yield step.id
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One store, on which one process after the other is killed."""
+
+    ground: Ground
+    teeth: bool
+
+    def kill(self, death: Death) -> list[str]:
+        """Let one process live and die, and its heir finish; say what is wrong."""
+        self._clear()
+        with children(*PRELOADED) as started:
+            child = started.start(careless_victim if self.teeth else victim, self.ground.url, death)
+            acks = self._last_words(child, death)
+            wrong: list[str] = _heard(started.start(heir, self.ground.url, acks))
+        return [f"{death}: {what}" for what in wrong]
+
+    def _clear(self) -> None:
+        """Empty the tables, which is quicker than to make them anew."""
+        with closing(connection(self.ground.url)) as database:
+            database.execute("BEGIN")
+            for table in TABLES:
+                database.execute(EMPTY.format(table=table))
+            database.execute("COMMIT")
+
+    def _last_words(self, child: Child, death: Death) -> list[Ack]:
+        """Collect what the process was told; kill it if it does not do so itself."""
+        acks: list[Ack] = []
+        if death.how == "inside":
+            while (word := _heard(child)) is not None:
+                acks += word
+            time.sleep(death.delay)
+            child.kill()
+        acks += [ack for word in child.hear_all() for ack in word]
+        if child.wait() != -signal.SIGKILL:
+            raise ChildFailed("A process of the drill ended before it could be killed.")
+        return acks
+
+
+def _heard(child: Child) -> Any:
+    try:
+        return child.hear()
+    except EOFError as silence:
+        raise ChildFailed("A process of the drill ended without saying why.") from silence
+
+
+def run(setting: Setting) -> Result:
+    """Kill a process at every commit of the session, or as often as is wanted."""
+    commits = asyncio.run(counted())
+    endless = (death for seed in count(1) for death in deaths(commits, seed))
+    chosen = list(islice(endless, setting.seeds)) if setting.seeds else deaths(commits, seed=1)
+    with ExitStack() as stack:
+        lanes = [Lane(stack.enter_context(own_store(in_memory(setting))), setting.teeth) for _ in range(LANES)]
+        for lane in lanes:
+            engine(lane.ground.url, SystemClock(), NO_LEASE).close()
+        wrong = _killed(lanes, chosen, setting.progress)
+    counts = {
+        "kills": len(chosen),
+        "commits": commits,
+        **Counter(f"killed_{death.how}_a_commit" for death in chosen),
+        "kills_with_violations": sum(bool(each) for each in wrong),
+    }
+    return result("kill", lanes[0].ground.kind, len(chosen), [what for each in wrong for what in each], counts)
+
+
+async def counted() -> int:
+    """Count the commits of the session when nothing happens to it."""
+    clock = SystemClock()
+    heard: list[Sequence[Told]] = []
+    store = JournalStore(MemoryEngine(now=clock.now, new_id=SortableIds(clock.now).new), inline=True)
+    await Workload(store, clock, "worker", SESSION, heard.append).run()
+    return len(heard)
+
+
+def _killed(lanes: Sequence[Lane], chosen: Sequence[Death], progress: Progress) -> list[list[str]]:
+    """Share the deaths among the lanes: whichever is free takes the next."""
+    free: SimpleQueue[Lane] = SimpleQueue()
+    for lane in lanes:
+        free.put(lane)
+
+    def one(death: Death) -> list[str]:
+        lane = free.get()
+        try:
+            return lane.kill(death)
+        finally:
+            free.put(lane)
+
+    wrong: list[list[str]] = []
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        try:
+            for death, found in zip(chosen, threads.map(one, chosen), strict=True):
+                wrong.append(found)
+                progress(len(wrong), len(chosen), str(death))
+        finally:
+            threads.shutdown(cancel_futures=True)
+    return wrong
+
+
+DRILL: Final = Drill(
+    "kill", "A killed process loses nothing that it was told, and its successor does nothing twice.", run
+)

@@ -1,0 +1,197 @@
+"""The independent checker names what is wrong with a journal that was made wrong by hand."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halter.core.clock import SystemClock
+from halter.core.ids import SortableIds
+from halter.drills.checker import Account, Fact, Found, Sums, check, found_at, paid
+from halter.journal.open import open_store
+
+SESSION = ("session:s", "", "usd")
+LEG = ["session:s", "", "usd", 100]
+
+
+class Journal:
+    """Writes events as facts, one after the other, and keeps the tables as a faultless store would."""
+
+    def __init__(self) -> None:
+        self.events: list[Fact] = []
+
+    def add(self, kind: str, /, *, stream: str = "session:s", generation: int = 1, **facts: Any) -> None:
+        seq = 1 + sum(event.stream == stream for event in self.events)
+        self.events.append(Fact(stream, seq, kind, len(self.events), generation, facts))
+
+    def started(self, call: str, amount: int, cap: int | None = 100) -> None:
+        self.add("call_started", call=call, legs=[["session:s", "", "usd", cap, amount]])
+
+    def settled(self, call: str, usd: int, **charge: Any) -> None:
+        self.add("call_settled", call=call, outcome="ok", charge={"usd": usd, **charge})
+
+    def found(
+        self, sums: Sums, holds: dict[str, list[list[Any]]] | None = None, spends: dict[str, int] | None = None
+    ) -> Found:
+        heads = {event.stream: event.seq for event in self.events}
+        return Found(self.events, {SESSION: sums}, holds or {}, spends or {}, heads)
+
+
+@pytest.fixture
+def journal() -> Journal:
+    journal = Journal()
+    journal.add("session_started", generation=0, session="s", agent="a", started_by="ada")
+    return journal
+
+
+def test_a_faultless_journal_has_no_violation(journal: Journal) -> None:
+    journal.started("c1", 60)
+    journal.started("c2", 40)
+    journal.settled("c1", 10)
+    journal.settled("c2", 40)
+    assert check(journal.found(Sums(50, 0, 0), spends={"c1": 10, "c2": 40})) == []
+
+
+def test_a_hold_above_the_cap_is_named(journal: Journal) -> None:
+    journal.started("c1", 60)
+    journal.started("c2", 41)
+    journal.settled("c1", 0)
+    journal.settled("c2", 0)
+    assert check(journal.found(Sums(0, 0, 0), spends={"c1": 0, "c2": 0})) == [
+        "The event 3 of session:s (call_started) brings session:s (usd) to 101 of 100."
+    ]
+
+
+def test_a_cap_that_the_events_hide_is_known_from_the_plan(journal: Journal) -> None:
+    journal.started("c1", 101, cap=None)
+    journal.settled("c1", 0)
+    planned: dict[Account, int | None] = {SESSION: 100}
+    found = journal.found(Sums(0, 0, 0), spends={"c1": 0})
+    assert check(found) == []
+    assert check(found, planned) == ["The event 2 of session:s (call_started) brings session:s (usd) to 101 of 100."]
+
+
+def test_a_second_settling_is_named(journal: Journal) -> None:
+    journal.started("c1", 60)
+    journal.settled("c1", 10)
+    journal.settled("c1", 10)
+    assert check(journal.found(Sums(10, 0, 0), spends={"c1": 10})) == [
+        "The event 4 of session:s (call_settled) settles c1 for the second time."
+    ]
+
+
+def test_settling_what_was_never_started_is_named(journal: Journal) -> None:
+    journal.settled("c1", 10)
+    assert check(journal.found(Sums(0, 0, 0))) == [
+        "The event 2 of session:s (call_settled) settles c1, which was never started."
+    ]
+
+
+def test_a_second_start_is_named(journal: Journal) -> None:
+    journal.started("c1", 10)
+    journal.started("c1", 10)
+    journal.settled("c1", 10)
+    wrong = check(journal.found(Sums(10, 10, 0), spends={"c1": 10}))
+    assert wrong == ["The event 3 of session:s (call_started) starts c1 for the second time."]
+
+
+def test_an_orphan_hold_is_named_once_all_is_finished(journal: Journal) -> None:
+    journal.started("c1", 60)
+    found = journal.found(Sums(0, 60, 0), holds={"c1": [[*LEG, 60]]})
+    assert check(found) == ["The hold c1 was never settled."]
+    assert check(found, finished=False) == []
+
+
+def test_an_overrun_that_is_not_recorded_is_named(journal: Journal) -> None:
+    journal.started("c1", 60)
+    journal.settled("c1", 130)
+    assert check(journal.found(Sums(130, 0, 0), spends={"c1": 130})) == [
+        "The event 3 of session:s (call_settled) leaves session:s (usd) at 130 of 100 with 0 recorded as overrun."
+    ]
+
+
+def test_an_overrun_that_is_recorded_is_fine(journal: Journal) -> None:
+    journal.started("c1", 60)
+    journal.settled("c1", 130, overruns=[["session:s", "", "usd", 30]])
+    assert check(journal.found(Sums(130, 0, 30), spends={"c1": 130})) == []
+
+
+def test_a_lowered_cap_counts_from_its_event_on(journal: Journal) -> None:
+    journal.started("c1", 30)
+    journal.settled("c1", 30)
+    journal.add("cap_changed", stream="fleet", scope="session:s", window="", unit="usd", cap=50, by="ada")
+    journal.started("c2", 30)
+    journal.settled("c2", 0)
+    assert check(journal.found(Sums(30, 0, 0), spends={"c1": 30, "c2": 0})) == [
+        "The event 4 of session:s (call_started) brings session:s (usd) to 60 of 50."
+    ]
+
+
+def test_a_refusal_of_what_still_fits_what_is_unspent_is_named(journal: Journal) -> None:
+    journal.started("c1", 80)
+    facts = {"scope": "session:s", "window": "", "unit": "usd", "cap": 100, "spent": 0, "amount": 90}
+    journal.add("cost_cap_reached", refused="c2", name="work", **facts)
+    journal.settled("c1", 0)
+    assert check(journal.found(Sums(0, 0, 0), spends={"c1": 0})) == [
+        "The event 3 of session:s (cost_cap_reached) refuses 90 on session:s (usd), though there was 100 left of 100."
+    ]
+
+
+def test_a_gap_in_a_stream_is_named(journal: Journal) -> None:
+    journal.events.append(Fact("session:s", 3, "session_woken", 9, 1, {}))
+    assert check(journal.found(Sums(0, 0, 0))) == [
+        "The event 3 of session:s (session_woken) stands where number 2 of its stream belongs."
+    ]
+
+
+def test_a_head_that_does_not_fit_its_stream_is_named(journal: Journal) -> None:
+    found = Found(journal.events, {}, {}, {}, {"session:s": 2})
+    assert check(found) == ["The stream session:s ends with number 1, but its head says 2."]
+
+
+def test_a_former_owner_that_writes_again_is_named(journal: Journal) -> None:
+    journal.add("session_woken", generation=2, cause="takeover")
+    journal.add("session_woken", generation=1, cause="takeover")
+    assert check(journal.found(Sums(0, 0, 0))) == [
+        "The event 3 of session:s (session_woken) was written by generation 1 after generation 2."
+    ]
+
+
+def test_tables_that_do_not_follow_from_the_events_are_named(journal: Journal) -> None:
+    journal.started("c1", 60)
+    journal.settled("c1", 10)
+    wrong = check(journal.found(Sums(11, 0, 0), holds={"c9": []}, spends={"c1": 11}))
+    assert wrong == [
+        "For session:s (usd) the table has 11 spent, 0 held, 0 over; but the events make 10 spent, 0 held, 0 over.",
+        "The table of holds has [] for c9, but the events make nothing.",
+        "The table of spends has 11 for c1, but the events make 10.",
+    ]
+
+
+def test_what_the_world_billed_is_charged_once_and_in_full(journal: Journal) -> None:
+    journal.started("c1", 60)
+    journal.settled("c1", 10)
+    assert paid(journal.events, {"c1": [10]}) == []
+    assert paid(journal.events, {"c1": [11], "c2": [5, 5]}) == [
+        "The call c2 ran 2 times.",
+        "The call c1 ran for 11 and was charged 10.",
+        "The call c2 ran for 5 and was never charged.",
+    ]
+
+
+async def test_a_store_is_read_with_plain_sql(tmp_path: Path) -> None:
+    file = tmp_path / "halter.db"
+    clock = SystemClock()
+    await open_store(str(file), clock=clock, ids=SortableIds(clock.now)).close()
+    with sqlite3.connect(file) as database:
+        database.execute(
+            "INSERT INTO events (stream, seq, kind, version, at, generation, key, facts, digest, hash) "
+            """VALUES ('fleet', 2, 'cap_changed', 1, 0, 0, 'k', CAST('{"scope":"fleet","window":"","unit":"usd","""
+            """"cap":1,"by":"ada"}' AS BLOB), x'', x'')"""
+        )
+    database.close()
+    assert check(found_at(str(file))) == [
+        "The event 2 of fleet (cap_changed) stands where number 1 of its stream belongs.",
+        "The stream fleet ends with number 2, but its head says None.",
+    ]

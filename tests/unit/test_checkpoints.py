@@ -1,0 +1,299 @@
+"""Checkpoints vouch for what was committed, in a place that may fail without stopping anybody."""
+
+import asyncio
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from halter.core.clock import SECOND
+from halter.core.events import CapChanged
+from halter.core.ids import FLEET
+from halter.core.ports import Draft, Write
+from halter.core.project import budget_key
+from halter.journal.checkpoints import RETRY
+from halter.journal.keys import public_key_path, public_keys, signing_key
+from halter.journal.memory import MemoryEngine
+from halter.journal.store import JournalStore
+
+if TYPE_CHECKING:
+    from conftest import Desk
+
+
+def test_the_first_commit_is_vouched_for_at_once(desk: "Desk") -> None:
+    desk.checkpointer().saw([desk.event("a", 1), desk.event("a", 2), desk.event("b", 1)])
+    assert desk.heads() == [{"a": 2, "b": 1}]
+    assert desk.lines()[0].heads["a"] == (2, (b"\x02" * 32).hex())
+
+
+def test_a_checkpoint_is_written_every_so_many_events(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer(every_events=3)
+    for seq in range(1, 9):
+        checkpointer.saw([desk.event("a", seq)])
+    assert desk.heads() == [{"a": 1}, {"a": 4}, {"a": 7}]
+
+
+def test_a_checkpoint_is_written_every_so_many_seconds(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer(every_seconds=60)
+    checkpointer.saw([desk.event("a", 1)])
+    desk.now += 60 * SECOND - 1
+    checkpointer.saw([desk.event("a", 2)])
+    assert desk.heads() == [{"a": 1}]
+    desk.now += 1
+    checkpointer.saw([desk.event("b", 1)])
+    assert desk.heads() == [{"a": 1}, {"a": 2, "b": 1}]
+
+
+def test_a_checkpoint_is_written_at_each_sessions_end(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer()
+    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.saw([desk.event("a", 2)])
+    checkpointer.saw([desk.event("a", 3, "session_ended")])
+    assert desk.heads() == [{"a": 1}, {"a": 3}]
+
+
+def test_a_flush_writes_what_is_left_and_nothing_twice(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer()
+    checkpointer.flush()
+    assert not desk.path.exists()
+    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.saw([desk.event("b", 7)])
+    checkpointer.flush()
+    checkpointer.flush()
+    assert desk.heads() == [{"a": 1}, {"b": 7}]
+
+
+def test_events_that_are_told_out_of_order_keep_the_highest_head(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer()
+    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.saw([desk.event("a", 3)])
+    checkpointer.saw([desk.event("a", 2)])
+    checkpointer.flush()
+    assert desk.heads() == [{"a": 1}, {"a": 3}]
+
+
+def test_several_processes_share_one_chain(desk: "Desk") -> None:
+    one, two = desk.checkpointer(every_events=1), desk.checkpointer(every_events=1)
+    for seq in range(1, 6):
+        one.saw([desk.event("a", seq)])
+        two.saw([desk.event("b", seq)])
+    chronicle = desk.read()
+    assert chronicle.findings == []
+    assert [line.number for line in desk.lines()] == list(range(1, 11))
+    assert (chronicle.covered("a"), chronicle.covered("b"), chronicle.covered("c")) == (5, 5, 0)
+
+
+APPEND = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from conftest import event
+from halter.journal.checkpoints import Checkpointer
+folder, key, name = map(Path, sys.argv[2:5])
+checkpointer = Checkpointer(folder, key, "store", lambda: 1, every_events=1)
+for seq in range(1, 21):
+    checkpointer.saw([event(name.name, seq)])
+checkpointer.flush()
+assert checkpointer.problem == "", checkpointer.problem
+"""
+
+
+def test_processes_that_append_at_the_same_time_never_break_the_chain(desk: "Desk") -> None:
+    here = str(Path(__file__).parent)
+    running = [
+        subprocess.Popen([sys.executable, "-c", APPEND, here, str(desk.folder), str(desk.key_path), name])
+        for name in ("a", "b", "c")
+    ]
+    assert [process.wait(timeout=60) for process in running] == [0, 0, 0]
+    chronicle = desk.read()
+    assert chronicle.findings == []
+    assert [chronicle.covered(name) for name in ("a", "b", "c")] == [20, 20, 20]
+    assert len({line.key for line in desk.lines()}) == 1
+
+
+def test_a_private_key_is_made_once_and_for_its_owner_only(desk: "Desk") -> None:
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(signing_key(desk.key_path).public)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+    assert desk.key_path.stat().st_mode & 0o777 == 0o600
+    assert public_keys(public_key_path(desk.key_path)) == set(found)
+    assert sorted(path.name for path in desk.key_path.parent.iterdir()) == ["key", "key.pub", "outside"]
+
+
+def test_a_missing_folder_is_told_and_what_it_missed_is_made_up_for(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer(every_events=1)
+    desk.folder.rmdir()
+    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.saw([desk.event("b", 1, "session_ended")])
+    assert str(desk.path) in checkpointer.problem
+    assert "No such file" in checkpointer.problem
+    desk.folder.mkdir()
+    desk.now += RETRY
+    checkpointer.saw([desk.event("a", 2)])
+    assert checkpointer.problem == ""
+    assert desk.heads() == [{"a": 2, "b": 1}]
+
+
+def test_a_failing_place_is_not_tried_again_with_every_commit(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer(every_events=1)
+    desk.folder.rmdir()
+    checkpointer.saw([desk.event("a", 1)])
+    desk.folder.mkdir()
+    desk.now += RETRY - 1
+    checkpointer.saw([desk.event("a", 2, "session_ended")])
+    assert not desk.path.exists()
+    checkpointer.flush()
+    assert desk.heads() == [{"a": 2}]
+
+
+def test_a_full_disk_is_told_and_loses_nothing(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer(every_events=1)
+    desk.path.symlink_to("/dev/full")
+    checkpointer.saw([desk.event("a", 1)])
+    assert checkpointer.problem != ""
+    desk.path.unlink()
+    checkpointer.flush()
+    assert checkpointer.problem == ""
+    assert desk.heads() == [{"a": 1}]
+
+
+OUT_OF_ROOM = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from conftest import event
+from halter.journal.checkpoints import Checkpointer, checkpoint_file
+folder, key = map(Path, sys.argv[2:4])
+checkpointer = Checkpointer(folder, key, "store", lambda: 1, every_events=1)
+checkpointer.saw([event("a", 1)])
+size = checkpoint_file(folder, "store").stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+checkpointer.saw([event("a", 2)])
+assert "too large" in checkpointer.problem, checkpointer.problem
+assert checkpoint_file(folder, "store").stat().st_size == size
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+checkpointer.flush()
+assert checkpointer.problem == ""
+"""
+
+
+def test_what_was_written_of_a_line_that_found_no_room_is_taken_back(desk: "Desk") -> None:
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", OUT_OF_ROOM, here, str(desk.folder), str(desk.key_path)]
+    subprocess.run(command, check=True, timeout=60)
+    assert desk.heads() == [{"a": 1}, {"a": 2}]
+    assert desk.read().findings == []
+
+
+@pytest.mark.parametrize("content", [b"", b"no key", b"-----BEGIN PRIVATE KEY-----\nMAA=\n-----END PRIVATE KEY-----\n"])
+def test_a_key_that_cannot_be_used_is_told(desk: "Desk", content: bytes) -> None:
+    desk.key_path.write_bytes(content)
+    checkpointer = desk.checkpointer()
+    checkpointer.saw([desk.event("a", 1)])
+    assert str(desk.key_path) in checkpointer.problem
+    desk.key_path.unlink()
+    checkpointer.flush()
+    assert checkpointer.problem == ""
+
+
+def test_a_process_that_keeps_the_file_locked_stops_nobody(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer()
+    file = os.open(desk.path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    checkpointer.saw([desk.event("a", 1)])
+    assert "locked" in checkpointer.problem
+    assert 0 < desk.pauses <= 10
+    os.close(file)
+    checkpointer.flush()
+    assert desk.heads() == [{"a": 1}]
+
+
+def test_a_torn_last_line_is_told_and_the_next_append_removes_it(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer()
+    checkpointer.saw([desk.event("a", 1)])
+    whole = desk.path.read_bytes()
+    for cut in range(1, len(whole), 37):
+        desk.path.write_bytes(whole + whole[:cut])
+        chronicle = desk.read()
+        assert (chronicle.torn, chronicle.count, chronicle.findings) == (True, 1, [])
+    checkpointer.saw([desk.event("a", 2)])
+    checkpointer.flush()
+    chronicle = desk.read()
+    assert (chronicle.torn, chronicle.count, chronicle.findings) == (False, 2, [])
+
+
+def test_a_file_with_nothing_but_a_torn_line_begins_anew(desk: "Desk") -> None:
+    desk.path.write_bytes(b'{"number":1')
+    desk.checkpointer().saw([desk.event("a", 1)])
+    assert desk.heads() == [{"a": 1}]
+    assert desk.read().findings == []
+
+
+def test_lines_longer_than_a_block_are_continued_rightly(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer(every_events=1)
+    for seq in (1, 2, 3):
+        checkpointer.saw([desk.event(f"stream-{number}", seq) for number in range(1500)])
+    assert desk.path.stat().st_size > 3 * 64 * 1024
+    assert desk.read().findings == []
+    assert [line.number for line in desk.lines()] == [1, 2, 3]
+
+
+def cap(key: str) -> Write:
+    changed = CapChanged(scope="fleet", window="", unit="usd", cap=5, by="ann")
+    return Write(FLEET, key, lambda _: [Draft(changed)], [budget_key(changed)])
+
+
+@pytest.mark.parametrize("how", ["inline", "in threads"])
+async def test_a_store_tells_its_observers_and_flushes_them_when_it_closes(desk: "Desk", how: str) -> None:
+    engine = MemoryEngine(now=lambda: desk.now, new_id=lambda: desk.store_id)
+    store = JournalStore(engine, inline=how == "inline", observers=[desk.checkpointer()])
+    for number in range(3):
+        await store.commit(cap(f"key{number}"))
+    assert desk.heads() == [{"fleet": 1}]
+    await store.commit(cap("key0"))
+    await store.close()
+    assert desk.heads() == [{"fleet": 1}, {"fleet": 3}]
+
+
+async def test_a_store_flushes_its_observers_by_a_timer(desk: "Desk") -> None:
+    flushed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Timed:
+        every_seconds = 0.001
+        flushes = 0
+
+        def saw(self, events: object) -> None:
+            pass
+
+        def flush(self) -> None:
+            self.flushes += 1
+            if self.flushes == 3:
+                loop.call_soon_threadsafe(flushed.set)
+
+    engine = MemoryEngine(now=lambda: desk.now, new_id=lambda: desk.store_id)
+    store = JournalStore(engine, observers=[Timed()])
+    await store.commit(cap("key"))
+    await flushed.wait()
+    await store.close()
+
+
+async def test_a_failing_place_refuses_no_commit(desk: "Desk") -> None:
+    engine = MemoryEngine(now=lambda: desk.now, new_id=lambda: desk.store_id)
+    checkpointer = desk.checkpointer(every_events=1)
+    desk.folder.rmdir()
+    store = JournalStore(engine, observers=[checkpointer])
+    assert (await store.commit(cap("key"))).events[0].seq == 1
+    assert (await store.read(FLEET))[0].key == "key"
+    await store.close()
+    assert checkpointer.problem != ""

@@ -1,0 +1,69 @@
+"""The processes of a drill can be heard, killed, stopped and continued, and none is left behind."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from halter.core.errors import StoreUnavailable
+from halter.drills.children import ChildFailed, Pipe, children
+
+
+def counting(pipe: Pipe, first: int) -> None:
+    for number in range(first, first + 3):
+        pipe.send(number)
+
+
+def repeating(pipe: Pipe) -> None:
+    while True:
+        pipe.send(pipe.recv())
+
+
+def failing(pipe: Pipe) -> None:
+    raise StoreUnavailable("The disk is full.")
+
+
+def test_words_of_several_children_are_heard_until_all_have_ended() -> None:
+    with children() as started:
+        for first in (0, 10):
+            started.start(counting, first)
+        assert sorted(word for _, word in started.words()) == [0, 1, 2, 10, 11, 12]
+
+
+def test_a_killed_child_is_gone_at_once() -> None:
+    with children() as started:
+        child = started.start(repeating)
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+        with pytest.raises(EOFError):
+            child.hear()
+
+
+def test_a_stopped_child_does_nothing_until_it_is_continued() -> None:
+    with children() as started:
+        child = started.start(repeating)
+        child.tell("one")
+        assert child.hear() == "one"
+        child.stop()
+        child.tell("two")
+        assert not child.pipe.poll(0.05)
+        child.go_on()
+        assert child.hear() == "two"
+
+
+def test_an_error_of_a_child_is_said_in_its_own_sentence() -> None:
+    with children() as started:
+        started.start(failing)
+        with pytest.raises(ChildFailed, match=r"^The disk is full\.$"):
+            list(started.words())
+
+
+def test_no_child_outlives_the_block_that_started_it() -> None:
+    with children() as started:
+        child = started.start(repeating)
+        child.stop()
+        number = child.pid
+        assert Path(f"/proc/{number}").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)

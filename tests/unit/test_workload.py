@@ -1,0 +1,136 @@
+"""The session that the drills work with does everything, the same way every time, and can be taken over anywhere."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from halter.core.clock import SECOND
+from halter.core.events import KINDS, CallSettled, RequestSettled
+from halter.core.ids import FLEET, StreamId, WorkerId, inbox_stream, session_stream
+from halter.core.money import dollars
+from halter.core.ports import BLOB_FROM, Lease, Stored
+from halter.drills.plan import BLOB_BYTES, child_of, plan, spends
+from halter.drills.workload import SessionTaken, Told, Workload
+from halter.journal.memory import MemoryEngine
+from halter.journal.store import JournalStore
+from halter.journal.verify import verify
+from halter.state.session import Session, replay
+from halter.testing.crash import Crash, Crashed, CrashingStore
+from halter.testing.fakes import ManualClock, SeededIds, seeded_salts
+
+SESSION = "drill"
+STREAMS = (session_stream(SESSION), inbox_stream(SESSION), session_stream(child_of(SESSION)), FLEET)
+
+
+class Bench:
+    """A store in memory, with a clock that goes on at every acknowledgment."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1_767_225_600 * SECOND)
+        engine = MemoryEngine(now=self.clock.now, new_id=SeededIds(1, self.clock.now).new, lease=SECOND // 2)
+        self.store = JournalStore(engine, inline=True, salt=seeded_salts(1))
+        self.told: list[Told] = []
+        self.acknowledgments = 0
+
+    def acknowledged(self, told: Sequence[Told]) -> None:
+        self.told += told
+        self.acknowledgments += 1
+        self.clock.advance(SECOND)
+
+    async def run(self, worker: str = "worker", crash: Crash | None = None) -> Session:
+        store = CrashingStore(self.store, crash)
+        return await Workload(store, self.clock, worker, SESSION, self.acknowledged).run()
+
+    async def events(self, stream: StreamId) -> Sequence[Stored]:
+        return await self.store.read(stream)
+
+    async def settled(self) -> Counter[str]:
+        events = [stored.event for stream in STREAMS for stored in await self.events(stream)]
+        calls = Counter(event.call for event in events if isinstance(event, CallSettled))
+        return calls + Counter(event.request for event in events if isinstance(event, RequestSettled))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_the_plan_brings_about_every_kind_of_event(bench: Bench) -> None:
+    state = await bench.run()
+    assert (state.state, state.terminal_reason) == ("COMPLETED", "completed")
+    assert {stored.kind for stored, _ in bench.told} == set(KINDS)
+    assert 70 <= len(bench.told) <= 100
+    assert (await verify(bench.store)).ok
+
+
+async def test_every_event_is_acknowledged_once_with_the_state_that_it_leads_to(bench: Bench) -> None:
+    await bench.run()
+    for stream in STREAMS:
+        told = [(stored, state) for stored, state in bench.told if stored.stream == stream]
+        events = await bench.events(stream)
+        assert [(stored.seq, stored.hash) for stored, _ in told] == [(event.seq, event.hash) for event in events]
+        assert [state for _, state in told] == [replay(events[:number]) for number in range(1, len(events) + 1)]
+
+
+async def test_the_plan_goes_the_same_way_every_time(bench: Bench) -> None:
+    other = Bench()
+    await bench.run()
+    await other.run()
+    assert [stored.hash for stored, _ in bench.told] == [stored.hash for stored, _ in other.told]
+
+
+async def test_money_is_settled_in_every_way_there_is(bench: Bench) -> None:
+    await bench.run()
+    child = replay(await bench.events(session_stream(child_of(SESSION))))
+    parent = replay(await bench.events(session_stream(SESSION)))
+    assert (child.overrun, child.spent.usd) == (True, dollars("0.15") + dollars("0.004") + 1)
+    assert (parent.overrun, parent.cost_cap_reached) == (False, True)
+    refused = f"{SESSION}/closing/too-dear"
+    assert await bench.settled() == Counter(spend.id for spend in spends(plan(SESSION)) if spend.id != refused)
+
+
+async def test_something_too_large_for_a_body_is_kept_as_a_blob(bench: Bench) -> None:
+    await bench.run()
+    [blob] = [event.blob for event in await bench.events(inbox_stream(SESSION)) if event.blob]
+    assert len(await bench.store.get(blob)) == BLOB_BYTES > BLOB_FROM
+
+
+async def test_a_successor_goes_on_from_wherever_its_predecessor_died() -> None:
+    whole = Bench()
+    await whole.run()
+    expected = await whole.settled()
+    for number in range(1, len({stored.key for stored, _ in whole.told}) + 1):
+        bench = Bench()
+        with pytest.raises(Crashed):
+            await bench.run(crash=Crash(number, "after"))
+        bench.clock.advance(SECOND)
+        state = await bench.run("successor")
+        assert (state.state, state.in_flight) == ("COMPLETED", {}), number
+        assert await bench.settled() == expected, number
+        assert (await verify(bench.store)).findings == (), number
+
+
+async def test_a_session_that_is_over_is_not_touched_again(bench: Bench) -> None:
+    await bench.run()
+    before = bench.acknowledgments
+    await bench.run("successor")
+    assert bench.acknowledgments == before
+
+
+async def test_a_session_that_somebody_else_works_on_is_left_to_them(bench: Bench) -> None:
+    with pytest.raises(Crashed):
+        await bench.run(crash=Crash(4, "after"))
+    await bench.store.beat(WorkerId("worker"))
+    with pytest.raises(SessionTaken, match=f"Session {SESSION} cannot be claimed"):
+        await bench.run("successor")
+
+
+async def test_one_worker_can_walk_many_sessions_at_once(bench: Bench) -> None:
+    claimed: dict[str, Lease] = {}
+    names = [f"session-{number}" for number in range(5)]
+    walks = (Workload(bench.store, bench.clock, "worker", name, claimed=claimed).run() for name in names)
+    states = await asyncio.gather(*walks)
+    assert [(state.session, state.state) for state in states] == [(name, "COMPLETED") for name in names]
+    assert (await verify(bench.store)).ok
