@@ -5,12 +5,15 @@ The empty window means "for as long as the scope lives", as a session's own cap 
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from functools import lru_cache
+from typing import Final, Literal
 from zoneinfo import ZoneInfo
 
-from halter.core.clock import SECOND
+from halter.core.clock import MINUTE, SECOND
 
 Per = Literal["", "hour", "day", "month"]
+
+QUARTER: Final = 15 * MINUTE
 
 _FORMATS: dict[str, str] = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
 
@@ -22,8 +25,13 @@ def window_at(per: Per, now: int, zone: str = "UTC") -> str:
     """
     if per == "":
         return ""
-    zone = "UTC" if per == "hour" else zone
-    moment = datetime.fromtimestamp(now // SECOND, ZoneInfo(zone))
+    return _named(per, now // QUARTER, "UTC" if per == "hour" else zone)
+
+
+@lru_cache(1024)
+def _named(per: Per, quarter: int, zone: str) -> str:
+    """Name a window once for every quarter of an hour: in no zone does a day begin between two of them."""
+    moment = datetime.fromtimestamp(quarter * QUARTER // SECOND, ZoneInfo(zone))
     name = f"{per}/{moment.strftime(_FORMATS[per])}"
     return name if zone == "UTC" else f"{name}@{zone}"
 
