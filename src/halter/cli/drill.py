@@ -31,6 +31,12 @@ class Done:
     result: "Result"
     seconds: float
 
+    def line(self) -> str:
+        """Say how it went, for somebody who watches."""
+        found = f"{self.result.violations:,} violations" if self.result.violations else "no violation"
+        where = f"{self.drill.name} on {self.result.store}"
+        return f"{where}: {self.result.cases:,} cases, {found} ({self.seconds:.0f} s). {self.drill.proves}"
+
 
 def drill(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(DRILLS)}; or {ALL}.")],
@@ -100,7 +106,10 @@ def _on(drills: Iterable["Drill"], setting: "Setting", console: Console) -> Gene
         began = time.monotonic()
         with _progress(f"{each.name} on {kind_of(setting.store)}", console) as progress:
             result = each.run(replace(setting, progress=progress))
-        yield Done(each, result, time.monotonic() - began)
+        done = Done(each, result, time.monotonic() - began)
+        if console.is_terminal:
+            console.print(done.line(), markup=False)
+        yield done
 
 
 def _on_postgresql(drills: Sequence["Drill"], setting: "Setting", console: Console) -> Generator[Done]:
