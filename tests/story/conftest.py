@@ -11,11 +11,25 @@ import psycopg
 import pytest
 
 from halter.core.clock import MINUTE, SECOND
-from halter.core.events import CallStarted, RequestStarted, SessionParked, SessionStarted, State
-from halter.core.ids import WorkerId, session_stream
+from halter.core.events import (
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    DecisionAsked,
+    DecisionMade,
+    HaltLifted,
+    HaltRequested,
+    RequestStarted,
+    SessionParked,
+    SessionStarted,
+    State,
+)
+from halter.core.ids import FLEET, WorkerId, inbox_stream, session_stream
 from halter.core.money import Account, Leg
-from halter.core.ports import Committed, Lease, Write
+from halter.core.ports import Committed, Draft, Lease, Write
 from halter.core.project import rows_of_hold
+from halter.core.row import RowKey
+from halter.core.rows import AuditRow, DecisionRow, HaltRow, RateRow
 from halter.guard.purse import Intent, Truth, change_cap, holding, intent_id, settling
 from halter.journal.chain import START, link
 from halter.journal.checkpoints import Checkpointer
@@ -161,6 +175,26 @@ class Scribe:
 
     async def end(self, session: str, state: State = "COMPLETED", parent: str = "") -> None:
         await self.commit(life.end(self.leases[session], state, "completed", parent))
+
+    async def guarded(self, session: str) -> None:
+        """Let the guard write whatever it can write: a decision, an audited and rated call, a refusal, a halt."""
+        lease, call, asked = self.leases[session], f"{session}-guarded", f"{session}-decision"
+        stream = session_stream(session)
+        rows: list[RowKey] = [(DecisionRow, (asked,)), (AuditRow, (call,)), (AuditRow, (f"{call}-2",))]
+        rows.append((RateRow, ("watcher", "look", 7)))
+        ask = DecisionAsked(decision=asked, about="approval", subject=call, name="look", digest="d", expires_at=9)
+        made = DecisionMade(decision=asked, verdict="approve", by="ann", digest="d")
+        start = CallStarted(call=call, tool="look", decision=asked, decided_by="ann", rated=7, audit="full")
+        end = CallSettled(call=call, outcome="ok", audited=True, duration_ms=5)
+        no = CallRefused(call=f"{call}-2", tool="look", outcome="tool_not_granted", sentence="Not in this phase.")
+        for event in (ask, start, end, no):
+            drafts = [Draft(event, b"what was said")]
+            await self.commit(Write(stream, next(self._keys), lambda _, drafts=drafts: drafts, rows, lease))
+            if event is ask:
+                await self.commit(Write(inbox_stream(session), next(self._keys), lambda _: [Draft(made)], rows))
+        for halt in (HaltRequested(scope="fleet", by="ann"), HaltLifted(scope="fleet", by="ann", ramp=5)):
+            drafts = [Draft(halt)]
+            await self.commit(Write(FLEET, next(self._keys), lambda _, drafts=drafts: drafts, [(HaltRow, ("fleet",))]))
 
     async def whole_session(self, session: str, calls: int = 3) -> None:
         """Live through a session of 2 + 2 × `calls` events, with two in its inbox."""

@@ -217,6 +217,8 @@ async def test_every_table_of_rows_can_be_read_whole(ground: "Ground", scribe: "
     await scribe.whole_session("one")
     await scribe.start("two")
     await scribe.hold("two", "call", 1)
+    await scribe.guarded("two")
+    assert (await ground.verify()).ok
     for table in PROJECTIONS:
         found = await ground.store.study(lambda view, table=table: view.ask(f"all_{table.TABLE}", {}))
         assert found, table.TABLE

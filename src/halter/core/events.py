@@ -14,9 +14,10 @@ import msgspec
 
 from halter.core.money import CapReached, Charge, Leg, Overrun, Unit
 from halter.core.text import clean
+from halter.core.tools import Effect, Level
 from halter.core.usage import Usage
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """What a program must understand to take a session. It rises when a new event changes the meaning of old ones."""
 
 SessionKind = Literal["chat", "autonomous", "task"]
@@ -58,6 +59,12 @@ Outcome = Literal[
 ]
 Purpose = Literal["turn", "gate", "signal", "simulation", "judge", "summary", "skill", "sensor"]
 Origin = Literal["person", "config", "model", "tool", "sensor", "document", "agent"]
+Audit = Literal["", "arguments", "full"]
+"""How much of a call the audit shows: nothing, its arguments, or its result as well."""
+
+RiskLevel = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
+DecisionKind = Literal["approval", "unknown_call", "cap_raise", "changed_tool"]
+Verdict = Literal["approve", "deny", "edit"]
 Cause = Literal["timer", "signal", "message", "decision", "trigger", "child", "webhook"]
 
 
@@ -82,7 +89,7 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     trigger: str = ""
     parent: str = ""
     definition: str = ""
-    format: int = FORMAT
+    format: int = 1
     carved: tuple[Leg, ...] = ()
 
 
@@ -93,6 +100,7 @@ class SessionWoken(Event, frozen=True, kw_only=True):
 
     cause: Cause | Literal["takeover"]
     inbox_seen: int = 0
+    format: int = 1
 
 
 class SessionParked(Event, frozen=True, kw_only=True):
@@ -159,7 +167,11 @@ class RequestSettled(Event, frozen=True, kw_only=True):
 
 
 class CallStarted(Event, frozen=True, kw_only=True):
-    """A tool is about to act: the intent, and the money held for it; its body is the arguments."""
+    """A tool is about to act: the intent, and the money held for it; its body is the arguments.
+
+    `decision` names the approval that it used up. `rated` is the slice of time in which it counts
+    against the tool's rate, if it has one.
+    """
 
     KIND: ClassVar[str] = "call_started"
 
@@ -167,6 +179,19 @@ class CallStarted(Event, frozen=True, kw_only=True):
     tool: str
     purpose: Purpose = "turn"
     legs: tuple[Leg, ...] = ()
+    level: Level = "CONTROLLED"
+    effect: Effect = "write"
+    idempotent: bool = False
+    egress: bool = False
+    risk: RiskLevel | None = None
+    digest: str = ""
+    decision: str = ""
+    decided_by: str = ""
+    rated: int = 0
+    audit: Audit = ""
+    parallel_group: str = ""
+    phase: str = ""
+    observed: tuple[Outcome, ...] = ()
 
 
 class CallSettled(Event, frozen=True, kw_only=True):
@@ -177,6 +202,77 @@ class CallSettled(Event, frozen=True, kw_only=True):
     call: str
     outcome: Outcome
     charge: Charge | None = None
+    duration_ms: int = 0
+    error: str = ""
+    audited: bool = False
+
+
+class CallRefused(Event, frozen=True, kw_only=True):
+    """A brake refused a call before it acted; its body is the arguments. No exception that anybody could swallow."""
+
+    KIND: ClassVar[str] = "call_refused"
+
+    call: str
+    tool: str
+    outcome: Outcome
+    sentence: str
+    level: Level = "CONTROLLED"
+    risk: RiskLevel | None = None
+    decision: str = ""
+    decided_by: str = ""
+    phase: str = ""
+
+
+class HaltRequested(Event, frozen=True, kw_only=True):
+    """A person, or a guardrail, stops everything in a scope."""
+
+    KIND: ClassVar[str] = "halt_requested"
+
+    scope: str
+    by: str
+    reason: str = ""
+
+
+class HaltLifted(Event, frozen=True, kw_only=True):
+    """A scope may act again; its sessions are let go one after the other over `ramp` microseconds."""
+
+    KIND: ClassVar[str] = "halt_lifted"
+
+    scope: str
+    by: str
+    ramp: int = 0
+    reason: str = ""
+
+
+class DecisionAsked(Event, frozen=True, kw_only=True):
+    """Something waits for a person; its body is what they are shown.
+
+    `digest` binds the answer to the tool, the arguments, the session and the policy that were asked about.
+    """
+
+    KIND: ClassVar[str] = "decision_asked"
+
+    decision: str
+    about: DecisionKind
+    subject: str
+    name: str
+    digest: str
+    expires_at: int
+    level: Level | None = None
+    risk: RiskLevel | None = None
+    reasons: tuple[str, ...] = ()
+
+
+class DecisionMade(Event, frozen=True, kw_only=True):
+    """A person decided; the body of an edit is the arguments that they want instead."""
+
+    KIND: ClassVar[str] = "decision_made"
+
+    decision: str
+    verdict: Verdict
+    by: str
+    digest: str
+    reason: str = ""
 
 
 class CostCapReached(Event, frozen=True, kw_only=True):
@@ -269,6 +365,11 @@ AnyEvent = (
     | RequestSettled
     | CallStarted
     | CallSettled
+    | CallRefused
+    | HaltRequested
+    | HaltLifted
+    | DecisionAsked
+    | DecisionMade
     | CostCapReached
     | OverrunIncurred
     | CapChanged

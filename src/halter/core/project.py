@@ -12,10 +12,15 @@ import msgspec
 from halter.core.events import (
     AnyEvent,
     BodiesErased,
+    CallRefused,
     CallSettled,
     CallStarted,
     CapChanged,
     CostCapReached,
+    DecisionAsked,
+    DecisionMade,
+    HaltLifted,
+    HaltRequested,
     OverrunIncurred,
     Purpose,
     RequestSettled,
@@ -29,7 +34,7 @@ from halter.core.events import (
 from halter.core.ids import StreamId, session_of
 from halter.core.money import Account, BudgetRow, Charge, Leg
 from halter.core.row import R, Row, RowKey
-from halter.core.rows import FREE, HoldRow, SessionRow, SpendRow
+from halter.core.rows import FREE, AuditRow, DecisionRow, HaltRow, HoldRow, RateRow, SessionRow, SpendRow
 from halter.core.usage import Usage
 
 
@@ -76,15 +81,18 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
         case RequestStarted():
             yield from _held(event.request, event.model, event.purpose, event.legs, place, known)
         case CallStarted():
-            yield from _held(event.call, event.tool, event.purpose, event.legs, place, known)
+            yield from _call_started(event, place, known)
         case RequestSettled():
             yield from _settled(event.request, event.charge, event.usage, place, known)
         case CallSettled():
             yield from _settled(event.call, event.charge, None, place, known)
+            yield from _audit_settled(event, place, known)
+        case CallRefused():
+            yield from _call_refused(event, place, known)
         case SessionStarted():
             yield from _session_started(event, place, known)
         case SessionWoken():
-            yield _session(place, known, state="RUNNING", wake_at=place.at, wake_on="", inbox_seen=event.inbox_seen)
+            yield _session_woken(event, place, known)
         case SessionParked():
             yield _session_parked(event, place, known)
         case SessionEnded():
@@ -94,6 +102,14 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
         case CapChanged():
             row = budget_row(known, Account(event.scope, event.window, event.unit))
             yield row.capped(event.cap, place.at, event.by).moved(overrun=event.overrun)
+        case HaltRequested():
+            yield HaltRow(event.scope, 1, place.at, event.by, event.reason, 0)
+        case HaltLifted():
+            yield HaltRow(event.scope, 0, place.at, event.by, event.reason, event.ramp)
+        case DecisionAsked():
+            yield _decision_asked(event, place, known)
+        case DecisionMade():
+            yield _decision_made(event, place, known)
         case BodiesErased():
             yield Erase(StreamId(event.stream), event.through)
         case CostCapReached() | OverrunIncurred():
@@ -125,6 +141,12 @@ def _session_started(event: SessionStarted, place: Place, known: Known) -> Itera
         wake_at=place.at,
     )
     yield from _held(event.session, event.agent, "turn", event.carved, place, known)
+
+
+def _session_woken(event: SessionWoken, place: Place, known: Known) -> SessionRow:
+    """Run, in the format of whoever woke it: an older program must not take it up again."""
+    row = _session(place, known, state="RUNNING", wake_at=place.at, wake_on="", inbox_seen=event.inbox_seen)
+    return msgspec.structs.replace(row, format=max(row.format, event.format))
 
 
 def _session_parked(event: SessionParked, place: Place, known: Known) -> SessionRow:
@@ -206,6 +228,104 @@ def _spend(hold: HoldRow, charge: Charge, usage: Usage, place: Place, known: Kno
         cache_read_tokens=usage.cache_read_tokens,
         cache_write_tokens=usage.cache_write_tokens,
     )
+
+
+def _call_started(event: CallStarted, place: Place, known: Known) -> Iterator[Effect]:
+    yield from _held(event.call, event.tool, event.purpose, event.legs, place, known)
+    if event.rated:
+        yield rate_row(known, _of(place, known).agent, event.tool, event.rated, attempts=1)
+    if event.decision:
+        row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+        yield msgspec.structs.replace(row, used_at=place.at)
+    if event.audit:
+        session = _of(place, known)
+        yield AuditRow(
+            call=event.call,
+            session=session.session,
+            agent=session.agent,
+            tool=event.tool,
+            capability_level=event.level,
+            risk_level=event.risk or "",
+            decision=event.decision,
+            decided_by=event.decided_by,
+            outcome="",
+            cost_usd=0,
+            duration_ms=0,
+            created_at=place.at,
+            shows_result=int(event.audit == "full"),
+            asked_seq=place.seq,
+            settled_seq=0,
+        )
+
+
+def _audit_settled(event: CallSettled, place: Place, known: Known) -> Iterator[Effect]:
+    row = known.get(AuditRow, event.call) if event.audited else None
+    if row is not None:
+        yield msgspec.structs.replace(
+            row,
+            outcome=event.outcome,
+            cost_usd=event.charge.usd if event.charge else 0,
+            duration_ms=event.duration_ms,
+            settled_seq=place.seq,
+        )
+
+
+def _call_refused(event: CallRefused, place: Place, known: Known) -> Iterator[Effect]:
+    """Refused calls of any level are audited."""
+    session = _of(place, known)
+    yield AuditRow(
+        call=event.call,
+        session=session.session,
+        agent=session.agent,
+        tool=event.tool,
+        capability_level=event.level,
+        risk_level=event.risk or "",
+        decision=event.decision,
+        decided_by=event.decided_by,
+        outcome=event.outcome,
+        cost_usd=0,
+        duration_ms=0,
+        created_at=place.at,
+        shows_result=0,
+        asked_seq=place.seq,
+        settled_seq=place.seq,
+    )
+
+
+def _decision_asked(event: DecisionAsked, place: Place, known: Known) -> DecisionRow:
+    session = _of(place, known)
+    row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+    return msgspec.structs.replace(
+        row,
+        about=event.about,
+        session=session.session,
+        agent=session.agent,
+        subject=event.subject,
+        name=event.name,
+        digest=event.digest,
+        level=event.level or "",
+        risk=event.risk or "",
+        asked_at=place.at,
+        expires_at=event.expires_at,
+    )
+
+
+def _decision_made(event: DecisionMade, place: Place, known: Known) -> DecisionRow:
+    row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+    return msgspec.structs.replace(
+        row, verdict=event.verdict, by=event.by, decided_digest=event.digest, decided_at=place.at
+    )
+
+
+def _of(place: Place, known: Known) -> SessionRow:
+    session = session_of(place.stream) or ""
+    return known.get(SessionRow, session) or SessionRow(session)
+
+
+def rate_row(known: Known, agent: str, tool: str, piece: int, attempts: int = 0) -> RateRow:
+    """Return one slice of a tool's rate, with so many more attempts."""
+    row = known.get(RateRow, agent, tool, piece)
+    return RateRow(agent, tool, piece, (row.attempts if row else 0) + attempts)
 
 
 def budget_row(known: Known, account: Account) -> BudgetRow:

@@ -126,4 +126,90 @@ class SpendRow(Row, frozen=True):
     cache_write_tokens: int
 
 
-TABLES: Final[tuple[type[Row], ...]] = (StreamRow, SessionRow, BudgetRow, HoldRow, SpendRow)
+class HaltRow(Row, frozen=True):
+    """Whether a scope is halted, or since when it is being let go again."""
+
+    TABLE: ClassVar[str] = "halts"
+    KEY: ClassVar[tuple[str, ...]] = ("scope",)
+
+    scope: str
+    halted: int
+    at: int
+    by: str
+    reason: str
+    ramp: int
+
+
+class RateRow(Row, frozen=True):
+    """How often an agent tried a tool in one slice of time; a sliding hour is a sum over slices."""
+
+    TABLE: ClassVar[str] = "rates"
+    KEY: ClassVar[tuple[str, ...]] = ("agent", "tool", "slice")
+
+    agent: str
+    tool: str
+    slice: int
+    attempts: int
+
+
+class DecisionRow(Row, frozen=True):
+    """One entry of the queue "Needs you". What was asked, decided and used each have their own columns."""
+
+    TABLE: ClassVar[str] = "decisions"
+    KEY: ClassVar[tuple[str, ...]] = ("decision",)
+
+    decision: str
+    about: str = ""
+    session: str = ""
+    agent: str = ""
+    subject: str = ""
+    name: str = ""
+    digest: str = ""
+    level: str = ""
+    risk: str = ""
+    asked_at: int = 0
+    expires_at: int = 0
+    verdict: str = ""
+    by: str = ""
+    decided_digest: str = ""
+    decided_at: int | None = None
+    used_at: int | None = None
+
+
+class AuditRow(Row, frozen=True):
+    """One call as an auditor wants to see it. Without an outcome it is under way, or in doubt.
+
+    What was said stays in the events, where it can be erased; the two numbers tell where.
+    """
+
+    TABLE: ClassVar[str] = "audit"
+    KEY: ClassVar[tuple[str, ...]] = ("call",)
+
+    call: str
+    session: str
+    agent: str
+    tool: str
+    capability_level: str
+    risk_level: str
+    decision: str
+    decided_by: str
+    outcome: str
+    cost_usd: int
+    duration_ms: int
+    created_at: int
+    shows_result: int
+    asked_seq: int
+    settled_seq: int
+
+
+TABLES: Final[tuple[type[Row], ...]] = (
+    StreamRow,
+    SessionRow,
+    BudgetRow,
+    HoldRow,
+    SpendRow,
+    HaltRow,
+    RateRow,
+    DecisionRow,
+    AuditRow,
+)

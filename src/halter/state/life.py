@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from halter.core.events import (
+    FORMAT,
     Cause,
     CostCapReached,
     Origin,
@@ -28,11 +29,13 @@ ALWAYS_WAKE: frozenset[Cause] = frozenset(("message", "decision", "trigger", "ch
 
 def start(event: SessionStarted, task: bytes | None = None, blob: Digest | None = None) -> Write:
     """Begin a session that stands on its own; a large task is put as a blob first."""
+    event = msgspec.structs.replace(event, format=FORMAT)
     return Write(session_stream(event.session), f"{event.session}/start", lambda _: [Draft(event, task, blob)])
 
 
 def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None) -> Write:
     """Begin a sub-session whose cap is carved out of its parent's; without room there, nothing begins."""
+    event = msgspec.structs.replace(event, format=FORMAT)
     stream = session_stream(event.session)
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -78,7 +81,7 @@ def message(session: str, key: str, text: bytes, sender: str, origin: Origin = "
 
 def wake(lease: Lease, key: str, cause: Cause | None, inbox_seen: int) -> Write:
     """Take a session up again; without a cause it is a takeover from an owner that went away."""
-    event = SessionWoken(cause=cause or "takeover", inbox_seen=inbox_seen)
+    event = SessionWoken(cause=cause or "takeover", inbox_seen=inbox_seen, format=FORMAT)
     return Write(session_stream(lease.session), key, lambda _: [Draft(event)], lease=lease)
 
 

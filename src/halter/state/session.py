@@ -8,10 +8,15 @@ import msgspec
 from halter.core.events import (
     ENDS,
     BodiesErased,
+    CallRefused,
     CallSettled,
     CallStarted,
     CapChanged,
     CostCapReached,
+    DecisionAsked,
+    DecisionMade,
+    HaltLifted,
+    HaltRequested,
     OverrunIncurred,
     Purpose,
     RequestSettled,
@@ -119,7 +124,9 @@ def fold(session: Session, stored: Stored) -> Session:
             return _next(session, stored, cost_cap_reached=True)
         case OverrunIncurred():
             return _next(session, stored, overrun=True)
-        case WakePosted() | CapChanged() | BodiesErased():
+        case CallRefused() | DecisionAsked():
+            return _next(session, stored)
+        case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted() | DecisionMade():
             return _next(session, stored)
         case Unknown():
             message = (

@@ -59,6 +59,35 @@ SELECT * FROM budgets ORDER BY scope, "window", unit;
 -- Every hold.
 SELECT * FROM holds ORDER BY hold;
 
+-- name: all_halts
+-- Every scope that is or was halted.
+SELECT * FROM halts ORDER BY scope;
+
+-- name: all_rates
+-- Every slice of every rate.
+SELECT * FROM rates ORDER BY agent, tool, slice;
+
+-- name: all_decisions
+-- Every decision.
+SELECT * FROM decisions ORDER BY decision;
+
+-- name: all_audit
+-- Every audit row.
+SELECT * FROM audit ORDER BY call;
+
+-- name: open_decisions
+-- What needs somebody, the longest waiting first.
+SELECT d.*, e.body FROM decisions d LEFT JOIN events e ON e.key = d.decision AND e.kind = 'decision_asked'
+WHERE d.verdict = '' AND d.about <> '' ORDER BY d.asked_at, d.decision;
+
+-- name: audit_since
+-- The audit from a moment on, with what was said where it is still there.
+SELECT a.*, asked.body AS input, settled.body AS output
+FROM audit a
+LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
+LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
+WHERE a.created_at > :since ORDER BY a.created_at, a.call LIMIT :limit;
+
 -- name: all_spends
 -- Every spend.
 SELECT * FROM spends ORDER BY hold;

@@ -1,0 +1,349 @@
+"""What `halter.yaml` and `agent.yaml` say, as frozen values, and what both come to for one agent.
+
+A field is a key of the file, under the same name. UNSET means that nobody wrote the key: whoever resolves the two files
+then takes the other file's word, or the default. The words of people (`30m`, dollars, `none`, `20/hour`) are read into
+whole numbers; `written` in a type's metadata names the form that the file has it in.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from halter.core.clock import HOUR
+from halter.core.ids import Digest
+from halter.core.limits import Caps
+from halter.core.tools import LEVELS, Level
+from halter.core.usage import Price
+
+Mode = Literal["ASSIST", "SEMI", "FULL"]
+"""How much an agent may do without asking, the most careful first."""
+MODES: Final[tuple[Mode, ...]] = ("ASSIST", "SEMI", "FULL")
+
+OnCap = Literal["wrap_up", "stop", "ask"]
+Approval = Literal["always", "never"]
+Simulate = Literal["never", "asked", "always"]
+SIMULATES: Final[tuple[Simulate, ...]] = ("never", "asked", "always")
+Sandbox = Literal["bubblewrap", "none"]
+
+Duration = Annotated[int, Meta(extra={"written": "duration"})]
+"""Microseconds, written as `30m` or as a number of seconds."""
+Lasting = Annotated[int | None, Meta(extra={"written": "lasting"})]
+"""Microseconds, or None for a written-out `none`."""
+Dollars = Annotated[int | None, Meta(extra={"written": "dollars"})]
+"""Micro-dollars, written as a number of dollars, or None for a written-out `none`."""
+Rate = Annotated[int | None, Meta(extra={"written": "rate"})]
+"""Attempts per hour, written as `20/hour`, or None for a written-out `none`."""
+Zone = Annotated[str, Meta(extra={"written": "zone"})]
+Name = Annotated[str, Meta(extra={"written": "name"})]
+Host = Annotated[str, Meta(extra={"written": "host"})]
+"""A host name, or `*.example.com` for all hosts below a domain."""
+ModelPattern = Annotated[str, Meta(extra={"written": "model"})]
+"""A `provider:model`, where `*` at the end stands for any rest."""
+SecretName = Annotated[str, Meta(extra={"written": "secret"})]
+
+RATES: Final[Mapping[Level, int]] = MappingProxyType({"PRIVILEGED": 20})
+"""Attempts per hour where nobody set a rate; the other levels have none."""
+APPROVAL_EXPIRY: Final = 24 * HOUR
+
+
+class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A mapping in a file. `ALSO` maps other names under which a key is understood to its own."""
+
+    ALSO: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+
+class Limits(_Spec, frozen=True):
+    """What a session and an agent may use at most."""
+
+    ALSO: ClassVar[Mapping[str, str]] = MappingProxyType({"cost_limit": "max_cost_usd"})
+
+    max_cost_usd: Annotated[Dollars, Meta(description="The most that one session may cost.")] | UnsetType = UNSET
+    max_cost_usd_per_hour: (
+        Annotated[Dollars, Meta(description="The most that the agent may cost in an hour.")] | UnsetType
+    ) = UNSET
+    max_cost_usd_per_day: (
+        Annotated[Dollars, Meta(description="The most that the agent may cost in a day.")] | UnsetType
+    ) = UNSET
+    on_cap: Annotated[OnCap, Meta(description="What a session does at its cap.")] | UnsetType = UNSET
+    token_budget: (
+        Annotated[
+            int, Meta(ge=0, description="The most tokens of one session, cached ones not counted; 0 for no budget.")
+        ]
+        | UnsetType
+    ) = UNSET
+    max_steps: Annotated[int, Meta(ge=1, description="The most steps of one turn.")] | UnsetType = UNSET
+    timeout: Annotated[Duration, Meta(description="How long one turn may take; 0 for no timeout.")] | UnsetType = UNSET
+    min_output_tokens: (
+        Annotated[int, Meta(ge=1, description="The shortest answer that a request is still made for.")] | UnsetType
+    ) = UNSET
+    reserve_tokens: (
+        Annotated[int, Meta(ge=0, description="So many tokens before the budget's end, a warning is given.")]
+        | UnsetType
+    ) = UNSET
+    reserve_cost_fraction: (
+        Annotated[float, Meta(ge=0, le=1, description="The part of the cap that is kept for wrapping up.")] | UnsetType
+    ) = UNSET
+
+
+class LevelRule(_Spec, frozen=True):
+    """What differs from the usual for all tools of a level."""
+
+    approval: Annotated[Approval, Meta(description="Whether a person is asked, whatever the mode.")] | UnsetType = UNSET
+    rate: Annotated[Rate, Meta(description="How often each tool may be tried in a sliding hour.")] | UnsetType = UNSET
+    simulate: Annotated[Simulate, Meta(description="When a model predicts the outcome first.")] | UnsetType = UNSET
+
+
+class ToolRule(LevelRule, frozen=True):
+    """What differs from the usual for one tool."""
+
+    level: Annotated[Level, Meta(description="How dangerous the tool is taken to be.")] | UnsetType = UNSET
+
+
+class Policy(_Spec, frozen=True):
+    """What needs a person, how often something may be tried, and what may not be used at all."""
+
+    levels: Annotated[Mapping[Level, LevelRule], Meta(description="Rules for all tools of a level.")] = {}
+    tools: Annotated[Mapping[str, ToolRule], Meta(description="Rules for single tools, by name.")] = {}
+    disabled: Annotated[tuple[str, ...], Meta(description="Tools that nobody may use.")] = ()
+    approval_expiry: Annotated[Duration, Meta(description="How long an approval may be waited for.")] | UnsetType = (
+        UNSET
+    )
+
+
+class ModelSpec(_Spec, frozen=True):
+    """What is said of one model."""
+
+    price: Annotated[Price | Literal["free"], Meta(description="Dollars per million tokens, or `free`.")]
+
+
+class FleetLimits(_Spec, frozen=True):
+    """What all agents together may use at most."""
+
+    max_cost_usd_per_day: (
+        Annotated[Dollars, Meta(description="The most that all agents may cost in a day.")] | UnsetType
+    ) = UNSET
+    max_cost_usd_per_month: (
+        Annotated[Dollars, Meta(description="The most that all agents may cost in a month.")] | UnsetType
+    ) = UNSET
+
+
+class AgentBounds(_Spec, frozen=True):
+    """What each agent may use at most."""
+
+    limits: Limits = Limits()
+
+
+class ShellBounds(_Spec, frozen=True):
+    """What the shell of any agent may do."""
+
+    sandbox: Annotated[Sandbox, Meta(description="`none` allows agents to run commands without a sandbox.")] = (
+        "bubblewrap"
+    )
+    network: Annotated[bool, Meta(description="Whether commands may reach the network.")] = False
+
+
+class FleetSpec(_Spec, frozen=True):
+    """`halter.yaml`: what holds for all agents on one store. An agent can only tighten it."""
+
+    zone: Annotated[Zone, Meta(description="The time zone in which days and months of caps begin.")] = "UTC"
+    mode: Annotated[Mode, Meta(description="How much agents may do without asking.")] = "SEMI"
+    observe: Annotated[bool, Meta(description="Record what would have been refused, and let it pass.")] = False
+    limits: Annotated[FleetLimits, Meta(description="The caps of the whole fleet.")] = FleetLimits()
+    agents: Annotated[AgentBounds, Meta(description="The most that any agent may have.")] = AgentBounds()
+    policy: Annotated[Policy, Meta(description="Rules for levels and tools.")] = Policy()
+    allowed_models: (
+        Annotated[tuple[ModelPattern, ...], Meta(description="The models that may be asked; all, if not given.")]
+        | UnsetType
+    ) = UNSET
+    allowed_hosts: (
+        Annotated[tuple[Host, ...], Meta(description="The hosts that may be reached; all public ones, if not given.")]
+        | UnsetType
+    ) = UNSET
+    allowed_secrets: (
+        Annotated[tuple[SecretName, ...], Meta(description="The secrets that agents may name; all, if not given.")]
+        | UnsetType
+    ) = UNSET
+    models: Annotated[Mapping[ModelPattern, ModelSpec], Meta(description="Prices, by `provider:model`.")] = {}
+    shell: Annotated[ShellBounds, Meta(description="What the shell of any agent may do.")] = ShellBounds()
+    retention: (
+        Annotated[Lasting, Meta(description="After how long the words of ended sessions are erased, or `none`.")]
+        | UnsetType
+    ) = UNSET
+
+
+class FilesSpec(_Spec, frozen=True):
+    """The built-in tools that read and write files below a folder."""
+
+    root: Annotated[str, Meta(min_length=1, description="The folder, seen from the agent's own.")]
+
+
+class HttpSpec(_Spec, frozen=True):
+    """The built-in tools that fetch from the web."""
+
+    hosts: (
+        Annotated[tuple[Host, ...], Meta(description="The hosts that may be reached; the fleet's, if not given.")]
+        | UnsetType
+    ) = UNSET
+
+
+class ShellSpec(_Spec, frozen=True):
+    """The built-in tool that runs commands."""
+
+    root: Annotated[str, Meta(min_length=1, description="The folder that commands run in, seen from the agent's own.")]
+    sandbox: Annotated[Sandbox, Meta(description="What commands are locked into; `none` must be written out.")] = (
+        "bubblewrap"
+    )
+    network: Annotated[bool, Meta(description="Whether commands may reach the network.")] = False
+
+
+class ToolsSpec(_Spec, frozen=True):
+    """Which tools an agent has."""
+
+    files: FilesSpec | UnsetType = UNSET
+    http: HttpSpec | UnsetType = UNSET
+    shell: ShellSpec | UnsetType = UNSET
+    own: (
+        Annotated[tuple[str, ...], Meta(description="Which tools of `tools.py` to use; all, if not given.")] | UnsetType
+    ) = UNSET
+
+
+Grants = tuple[str, ...] | Literal["all"]
+
+
+class AgentSpec(_Spec, frozen=True):
+    """`agent.yaml`: one agent, as far as the guard has to know it."""
+
+    name: Annotated[Name, Meta(description="The agent's name.")]
+    mode: Annotated[Mode, Meta(description="How much the agent may do without asking.")] | UnsetType = UNSET
+    observe: Annotated[bool, Meta(description="Record what would have been refused, and let it pass.")] | UnsetType = (
+        UNSET
+    )
+    limits: Annotated[Limits, Meta(description="Caps and other limits.")] = Limits()
+    policy: Annotated[Policy, Meta(description="Stricter rules for levels and tools.")] = Policy()
+    tools: Annotated[ToolsSpec, Meta(description="Which tools the agent has.")] = ToolsSpec()
+    phases: (
+        Annotated[
+            Mapping[Name, Grants],
+            Meta(min_length=1, description="The walk of a task session, with the tools of each phase."),
+        ]
+        | UnsetType
+    ) = UNSET
+    allowed_models: (
+        Annotated[
+            tuple[ModelPattern, ...], Meta(description="The models that may be asked; the fleet's, if not given.")
+        ]
+        | UnsetType
+    ) = UNSET
+    secrets: Annotated[tuple[SecretName, ...], Meta(description="The secrets that calls may name.")] = ()
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """A part of a session's walk, and the tools that are granted there; None grants all that the agent has."""
+
+    name: str
+    grants: tuple[str, ...] | None
+
+    def grants_tool(self, tool: str) -> bool:
+        """Tell whether a tool may be used in this phase."""
+        return self.grants is None or tool in self.grants
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """What holds for one tool. Without an approval of its own, the mode decides; without `simulate`, the level does."""
+
+    level: Level
+    approval: Approval | None
+    rate: int | None
+    simulate: Simulate | None
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the guard has to know to judge what an agent does.
+
+    No field has a default, so that the digest covers all of them. `policies` are the fleet's and the agent's: a rule
+    for a tool in one must not hide a stricter one for its level in the other, so they are put together per tool.
+    """
+
+    name: str
+    mode: Mode
+    observe: bool
+    caps: Caps
+    on_cap: OnCap
+    max_steps: int
+    timeout: int
+    min_output_tokens: int
+    reserve_tokens: int
+    reserve_cost_fraction: float
+    policies: tuple[Policy, Policy]
+    disabled: tuple[str, ...]
+    approval_expiry: int
+    tools: ToolsSpec
+    phases: tuple[Phase, ...]
+    allowed_models: tuple[str, ...] | None
+    allowed_hosts: tuple[str, ...] | None
+    secrets: tuple[str, ...]
+    prices: Mapping[str, Price]
+
+    def canonical(self) -> bytes:
+        """Write it down in the one way that equal policies have in common."""
+        return msgspec.json.encode(self, order="sorted")
+
+    def digest(self) -> Digest:
+        """Name this policy: a decision made under another one does not count."""
+        return Digest(hashlib.sha256(self.canonical()).hexdigest())
+
+    def rule(self, tool: str, declared: Level) -> Rule:
+        """Put together what both files say of a tool that declares itself to be of some level."""
+        fleet, agent = self.policies
+        level = _level(fleet.tools.get(tool), agent.tools.get(tool), declared)
+        ours, theirs = cells(fleet, tool, level), cells(agent, tool, level)
+        rates = (first(ours, "rate", RATES.get(level)), *said(theirs, "rate"))
+        simulates = [word for word in (first(ours, "simulate", None), *said(theirs, "simulate")) if word is not None]
+        return Rule(
+            level=level,
+            approval="always" if first(theirs, "approval", None) == "always" else first(ours, "approval", None),
+            rate=min((rate for rate in rates if rate is not None), default=None),
+            simulate=max(simulates, key=SIMULATES.index, default=None),
+        )
+
+    def allows_model(self, model: str) -> bool:
+        """Tell whether a `provider:model` may be asked."""
+        return self.allowed_models is None or covered(model, self.allowed_models)
+
+
+def cells(policy: Policy, tool: str, level: Level) -> tuple[LevelRule, ...]:
+    """List the rules of one file that speak of a tool, the nearest first."""
+    return tuple(rule for rule in (policy.tools.get(tool), policy.levels.get(level)) if rule is not None)
+
+
+def said(rules: Iterable[LevelRule], key: str) -> tuple[Any, ...]:
+    """List what rules say under a key."""
+    return tuple(word for rule in rules if (word := getattr(rule, key)) is not UNSET)
+
+
+def first(rules: Iterable[LevelRule], key: str, otherwise: Any) -> Any:
+    """Tell what the nearest rule that says something says under a key."""
+    return next(iter(said(rules, key)), otherwise)
+
+
+def _level(ours: ToolRule | None, theirs: ToolRule | None, declared: Level) -> Level:
+    """The fleet may place a tool anywhere; an agent can only take it for more dangerous."""
+    base = declared if ours is None or ours.level is UNSET else ours.level
+    raised = base if theirs is None or theirs.level is UNSET else theirs.level
+    return max(base, raised, key=LEVELS.index)
+
+
+def covered(name: str, patterns: Iterable[str]) -> bool:
+    """Tell whether a name, or all that a pattern stands for, is among some patterns."""
+    return any(_covers(pattern, name) for pattern in patterns)
+
+
+def _covers(pattern: str, name: str) -> bool:
+    """A `*` stands for any beginning or any end, and a pattern is covered as if its own `*` were a letter."""
+    if pattern.startswith("*"):
+        return name.endswith(pattern[1:]) and (len(name) > len(pattern) - 1)
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
