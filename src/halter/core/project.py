@@ -110,6 +110,7 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
             yield _decision_asked(event, place, known)
         case DecisionMade():
             yield _decision_made(event, place, known)
+            yield _session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
         case BodiesErased():
             yield Erase(StreamId(event.stream), event.through)
         case CostCapReached() | OverrunIncurred():

@@ -6,7 +6,7 @@ whole numbers; `written` in a type's metadata names the form that the file has i
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -50,7 +50,7 @@ RATES: Final[Mapping[Level, int]] = MappingProxyType({"PRIVILEGED": 20})
 APPROVAL_EXPIRY: Final = 24 * HOUR
 
 
-class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A mapping in a file. `ALSO` maps other names under which a key is understood to its own."""
 
     ALSO: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -297,17 +297,22 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         return Digest(hashlib.sha256(self.canonical()).hexdigest())
 
     def rule(self, tool: str, declared: Level) -> Rule:
-        """Put together what both files say of a tool that declares itself to be of some level."""
+        """Put together what both files say of a tool that declares itself to be of some level.
+
+        An agent that takes a tool for more dangerous must not fall under laxer rules by it: so what the fleet says of
+        the level that the tool has without the agent's word counts as well.
+        """
         fleet, agent = self.policies
-        level = _level(fleet.tools.get(tool), agent.tools.get(tool), declared)
-        ours, theirs = cells(fleet, tool, level), cells(agent, tool, level)
-        rates = (first(ours, "rate", RATES.get(level)), *said(theirs, "rate"))
-        simulates = [word for word in (first(ours, "simulate", None), *said(theirs, "simulate")) if word is not None]
+        base = _placed(fleet, tool, declared)
+        level = LEVELS[max(LEVELS.index(base), LEVELS.index(_placed(agent, tool, base)))]
+        ours, theirs = [_cells(fleet, tool, each) for each in (base, level)], _cells(agent, tool, level)
+        rates = [_first(cells, "rate", RATES.get(each)) for cells, each in zip(ours, (base, level), strict=True)]
+        simulates = [_first(cells, "simulate") for cells in (*ours, theirs)]
         return Rule(
             level=level,
-            approval="always" if first(theirs, "approval", None) == "always" else first(ours, "approval", None),
-            rate=min((rate for rate in rates if rate is not None), default=None),
-            simulate=max(simulates, key=SIMULATES.index, default=None),
+            approval=_approval([_first(cells, "approval") for cells in ours], _first(theirs, "approval")),
+            rate=min((rate for rate in (*rates, *_said(theirs, "rate")) if rate is not None), default=None),
+            simulate=max((word for word in simulates if word), key=SIMULATES.index, default=None),
         )
 
     def allows_model(self, model: str) -> bool:
@@ -315,26 +320,32 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         return self.allowed_models is None or covered(model, self.allowed_models)
 
 
-def cells(policy: Policy, tool: str, level: Level) -> tuple[LevelRule, ...]:
+def _placed(policy: Policy, tool: str, otherwise: Level) -> Level:
+    """Tell the level that a file gives a tool."""
+    rule = policy.tools.get(tool)
+    return otherwise if rule is None or rule.level is UNSET else rule.level
+
+
+def _cells(policy: Policy, tool: str, level: Level) -> tuple[LevelRule, ...]:
     """List the rules of one file that speak of a tool, the nearest first."""
     return tuple(rule for rule in (policy.tools.get(tool), policy.levels.get(level)) if rule is not None)
 
 
-def said(rules: Iterable[LevelRule], key: str) -> tuple[Any, ...]:
+def _said(rules: Iterable[LevelRule], key: str) -> tuple[Any, ...]:
     """List what rules say under a key."""
     return tuple(word for rule in rules if (word := getattr(rule, key)) is not UNSET)
 
 
-def first(rules: Iterable[LevelRule], key: str, otherwise: Any) -> Any:
+def _first(rules: Iterable[LevelRule], key: str, otherwise: Any = None) -> Any:
     """Tell what the nearest rule that says something says under a key."""
-    return next(iter(said(rules, key)), otherwise)
+    return next(iter(_said(rules, key)), otherwise)
 
 
-def _level(ours: ToolRule | None, theirs: ToolRule | None, declared: Level) -> Level:
-    """The fleet may place a tool anywhere; an agent can only take it for more dangerous."""
-    base = declared if ours is None or ours.level is UNSET else ours.level
-    raised = base if theirs is None or theirs.level is UNSET else theirs.level
-    return max(base, raised, key=LEVELS.index)
+def _approval(ours: Sequence[Approval | None], theirs: Approval | None) -> Approval | None:
+    """Ask always if anyone says so, never only if the fleet says so throughout."""
+    if "always" in (*ours, theirs):
+        return "always"
+    return "never" if all(word == "never" for word in ours) else None
 
 
 def covered(name: str, patterns: Iterable[str]) -> bool:

@@ -41,7 +41,7 @@ from halter.core.money import (
 )
 from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write, kept
 from halter.core.project import budget_key, budget_row, rows_of_hold
-from halter.core.rows import HoldRow
+from halter.core.rows import AuditRow, HoldRow
 from halter.core.usage import Usage
 from halter.state.session import InFlight
 
@@ -62,6 +62,9 @@ class Truth(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     body: bytes | None = None
     blob: Digest | None = None
+    duration_ms: int = 0
+    error: str = ""
+    audited: bool = False
 
 
 def intent_id(intent: Intent) -> str:
@@ -98,7 +101,14 @@ def settling(flight: InFlight, truth: Truth, rows: Rows) -> Sequence[Draft]:
 
 def _settled(flight: InFlight, truth: Truth, charge: Charge | None) -> AnyEvent:
     if flight.is_call:
-        return CallSettled(call=flight.id, outcome=truth.outcome, charge=charge)
+        return CallSettled(
+            call=flight.id,
+            outcome=truth.outcome,
+            charge=charge,
+            duration_ms=truth.duration_ms,
+            error=truth.error,
+            audited=truth.audited,
+        )
     return RequestSettled(request=flight.id, outcome=truth.outcome, usage=truth.usage, charge=charge)
 
 
@@ -170,7 +180,7 @@ class Purse:
             left = deadline - self._clock.now()
             if left <= 0:
                 return StillHeld(intent.legs)
-            await self._until_freed(min(look, left))
+            await self.until_freed(min(look, left))
             look = min(2 * look, LONGEST_LOOK)
 
     async def settle(self, lease: Lease, flight: InFlight, truth: Truth) -> Committed:
@@ -178,11 +188,12 @@ class Purse:
         if truth.body is not None:
             body, blob = await kept(self._store, truth.body)
             truth = msgspec.structs.replace(truth, body=body, blob=blob)
+        reads = [*rows_of_hold(flight.id, flight.legs), *([(AuditRow, (flight.id,))] if truth.audited else [])]
         write = Write(
             session_stream(lease.session),
             f"{flight.id}/settled",
             lambda rows: settling(flight, truth, rows),
-            rows_of_hold(flight.id, flight.legs),
+            reads,
             lease,
         )
         committed = await self._store.commit(write)
@@ -217,7 +228,7 @@ class Purse:
                 first.set()
                 return
 
-    async def _until_freed(self, at_most: int) -> None:
+    async def until_freed(self, at_most: int) -> None:
         """Wait for a hold of this process to settle, or a while for one of another process."""
         freed = asyncio.Event()
         self._waiting.append(freed)

@@ -1,0 +1,185 @@
+"""The one door to a tool.
+
+    asked = everything that can be known without a lock      the tool, its arguments, level, risk, price
+    admitted = one short transaction                         R5 halt -> R6 grants -> money -> approval -> R4 hold
+    output = the tool, with a permit and a deadline          no transaction open; a halt cancels it
+    settled = one more transaction                           the outcome and its true cost
+
+There is no other way to a tool: what runs behind this door needs a permit, and permits are made only here.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from halter.core.clock import SECOND, Clock
+from halter.core.events import CallRefused, CallStarted, DecisionAsked, Outcome
+from halter.core.ids import session_stream
+from halter.core.ports import Committed, Lease, Store, Write
+from halter.core.text import from_body, to_body
+from halter.core.tools import Failed, Output, Permit, Tool, Unstoppable, Valid
+from halter.guard.halts import HaltWatch
+from halter.guard.judge import Asked, judge, rows_of
+from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth
+from halter.state.session import InFlight
+
+MILLISECOND: Final = SECOND // 1000
+Redact = Callable[[str], str]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What became of a call: an outcome of the closed set, and what the model is told."""
+
+    call: str
+    outcome: Outcome
+    text: str
+    cost_usd: int = 0
+    duration_ms: int = 0
+
+
+class NeedsPerson(msgspec.Struct, frozen=True):
+    """The call waits for a decision; after it, the same call goes through the whole order again."""
+
+    call: str
+    decision: str
+
+
+class StillHeld(msgspec.Struct, frozen=True):
+    """The money is there, but others hold it; the session waits for its budget."""
+
+    call: str
+
+
+class Halted(Exception):
+    """What was in flight was stopped by a halt. It never leaves this module."""
+
+
+class Door:
+    """Guards every tool call of the sessions of one process."""
+
+    def __init__(self, store: Store, clock: Clock, purse: Purse, *, redact: Redact, patience: int = PATIENCE) -> None:
+        self._store = store
+        self._clock = clock
+        self._purse = purse
+        self._redact = redact
+        self._patience = patience
+        self._halts = HaltWatch(store, clock)
+
+    async def guarded_tool_call(
+        self,
+        lease: Lease,
+        asked: Asked,
+        tool: Tool | None,
+        arguments: Valid | None,
+        secrets: Mapping[str, str],
+        attempt: int = 0,
+    ) -> Answer | NeedsPerson | StillHeld:
+        """Let a call through, or refuse it; whatever happens is in the journal when this returns."""
+        admitted = await self._admit(lease, asked, attempt)
+        match admitted:
+            case InFlight() if tool is not None and arguments is not None:
+                return await self._act(lease, admitted, asked, tool, arguments, secrets)
+            case InFlight():
+                raise AssertionError(f"{asked.call} was admitted without a tool: the judge let a flaw pass.")
+            case _:
+                return admitted
+
+    async def _admit(self, lease: Lease, asked: Asked, attempt: int) -> InFlight | Answer | NeedsPerson | StillHeld:
+        """Ask the judge in one short transaction, again and again while other holds are in the way."""
+        stream = session_stream(lease.session)
+        masked = msgspec.structs.replace(asked, arguments=self._masked(asked.arguments))
+        deadline = self._clock.now() + self._patience
+        while True:
+            key = f"{asked.call}/asked/{attempt}"
+            write = Write(stream, key, lambda rows: judge(masked, rows), rows_of(masked), lease)
+            answer = admission(await self._store.commit(write), asked.call)
+            if answer is not None:
+                return answer
+            left = deadline - self._clock.now()
+            if left <= 0:
+                return StillHeld(asked.call)
+            await self._purse.until_freed(min(left, LONGEST_LOOK))
+
+    async def _act(
+        self,
+        lease: Lease,
+        flight: InFlight,
+        asked: Asked,
+        tool: Tool,
+        arguments: Valid,
+        secrets: Mapping[str, str],
+    ) -> Answer:
+        """Run the tool and settle what it came to: also when it was halted, timed out or cancelled."""
+        began = self._clock.now()
+        permit = Permit(asked.call, began + tool.spec.timeout, secrets)
+        acting = asyncio.ensure_future(tool.run(arguments, permit))
+        try:
+            output = await self._unless_halted(asked.scopes, acting, tool.spec.timeout)
+            truth = Truth("ok", usd=output.cost, body=self._masked(to_body(output.text)))
+        except asyncio.CancelledError:
+            stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
+            await asyncio.shield(self._settle(lease, flight, asked, _what_is_known(acting, stopped), began))
+            raise
+        except TimeoutError:
+            late = self._failed("timeout", f"TimeoutError: {asked.tool} took longer than it may")
+            truth = _what_is_known(acting, late)
+        except Halted as word:
+            truth = _what_is_known(acting, self._failed("external_halt", str(word)))
+        except Unstoppable as lost:
+            truth = self._failed("unknown", str(lost))
+        except Failed as failure:
+            truth = self._failed("error", str(failure), failure.partial)
+        return await self._settle(lease, flight, asked, truth, began)
+
+    async def _unless_halted(self, scopes: tuple[str, ...], acting: asyncio.Future[Output], allowed: int) -> Output:
+        """Wait for the tool until it is done, its time is up, or somebody halts one of its scopes."""
+        halted = asyncio.ensure_future(self._halts.heard(scopes))
+        try:
+            async with asyncio.timeout(allowed / SECOND):
+                await asyncio.wait((acting, halted), return_when=asyncio.FIRST_COMPLETED)
+            if acting.done():
+                return acting.result()
+            raise Halted(f"{halted.result()} was halted.")
+        finally:
+            halted.cancel()
+            if not acting.done():
+                acting.cancel()
+                await asyncio.wait((acting,))
+
+    def _failed(self, outcome: Outcome, error: str, partial: str = "") -> Truth:
+        body = to_body(self._redact(partial)) if partial else None
+        return Truth(outcome, body=body, error=self._redact(error))
+
+    async def _settle(self, lease: Lease, flight: InFlight, asked: Asked, truth: Truth, began: int) -> Answer:
+        took = (self._clock.now() - began) // MILLISECOND
+        truth = msgspec.structs.replace(truth, duration_ms=took, audited=asked.audit != "")
+        await self._purse.settle(lease, flight, truth)
+        text = truth.error or from_body(truth.body or b"")
+        cost = flight.most().usd if truth.usd is None else truth.usd
+        return Answer(asked.call, truth.outcome, text, cost, took)
+
+    def _masked(self, body: bytes) -> bytes:
+        return to_body(self._redact(from_body(body)))
+
+
+def _what_is_known(acting: asyncio.Future[Output], stopped: Truth) -> Truth:
+    """Tell what became of a tool that was stopped: one that could not be stopped may have done it, or not."""
+    lost = None if acting.cancelled() else acting.exception()
+    return msgspec.structs.replace(stopped, outcome="unknown") if isinstance(lost, Unstoppable) else stopped
+
+
+def admission(committed: Committed, call: str) -> InFlight | Answer | NeedsPerson | None:
+    """Read the judge's answer off what was written; nothing written means that other holds must settle first."""
+    for stored in committed.events:
+        match stored.event:
+            case CallStarted() as started:
+                return InFlight(started.call, started.tool, started.purpose, started.legs, stored.at, is_call=True)
+            case CallRefused() as refused:
+                return Answer(call, refused.outcome, refused.sentence)
+            case DecisionAsked() as asked:
+                return NeedsPerson(call, asked.decision)
+            case _:
+                pass
+    return None

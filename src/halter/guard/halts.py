@@ -1,0 +1,71 @@
+"""Halts: from any process, in four scopes, and heard by whatever is in flight."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from halter.core.clock import SECOND, Clock
+from halter.core.errors import StoreUnavailable
+from halter.core.events import HaltLifted, HaltRequested
+from halter.core.ids import FLEET
+from halter.core.ports import Draft, Query, Rows, Store, Write
+from halter.core.rows import HaltRow
+
+LOOK: Final = SECOND // 5
+"""How often the store is asked while something is in flight: a halt must be heard well within a second."""
+
+
+def halt(scope: str, by: str, key: str, reason: str = "") -> Write:
+    """Stop everything in a scope: fleet, agent:NAME, trigger:NAME or session:ID."""
+    event = HaltRequested(scope=scope, by=by, reason=reason)
+    return Write(FLEET, key, lambda _: [Draft(event)], [(HaltRow, (scope,))])
+
+
+def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Write:
+    """Let a scope act again; over a ramp its sessions come back one after the other, not all at once."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(HaltRow, scope)
+        if row is None or not row.halted:
+            return []
+        return [Draft(HaltLifted(scope=scope, by=by, ramp=ramp, reason=reason))]
+
+    return Write(FLEET, key, decide, [(HaltRow, (scope,))])
+
+
+class HaltWatch:
+    """Tells whoever has something in flight that it was halted. One look serves all; with nothing in flight, none."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._waiting: dict[asyncio.Future[str], frozenset[str]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    async def heard(self, scopes: Iterable[str]) -> str:
+        """Wait until one of the scopes is halted; return the scope."""
+        word: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting[word] = frozenset(scopes)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(), name="halter-halt-watch")
+        try:
+            return await word
+        finally:
+            del self._waiting[word]
+
+    async def _look(self) -> None:
+        while self._waiting:
+            await self._clock.sleep(LOOK)
+            halted = await self._halted()
+            for word, scopes in self._waiting.items():
+                hit = halted & scopes
+                if hit and not word.done():
+                    word.set_result(min(hit))
+
+    async def _halted(self) -> frozenset[str]:
+        """Ask for the halted scopes; a store that is away for a moment is asked again at the next look."""
+        try:
+            rows = await self._store.ask(Query("all_halts", HaltRow))
+        except StoreUnavailable:
+            return frozenset()
+        return frozenset(row.scope for row in rows if row.halted)

@@ -1,0 +1,312 @@
+"""The door to a tool: the brakes in their order, halts that are heard, approvals that are bound, rates that hold."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.core.events import SessionStarted
+from halter.core.ids import WorkerId, session_stream
+from halter.core.limits import Cap, Caps, Spender, legs
+from halter.core.money import dollars
+from halter.core.ports import Lease, Query
+from halter.core.rows import AuditRow, HoldRow
+from halter.core.tools import Failed, Happened, Invalid, Output, Permit, ToolSpec, Unstoppable, Valid
+from halter.guard.approvals import decide, needs_you
+from halter.guard.chokepoint import Answer, Door, NeedsPerson
+from halter.guard.halts import halt, resume
+from halter.guard.judge import Approval, Asked, Rate, turn_in_ramp
+from halter.state import life
+from halter.testing.world import World
+
+ARGUMENTS = Valid({"order": 7}, b'{"order":7}')
+SCOPES = ("session:s", "agent:desk", "fleet")
+
+
+def masked(text: str) -> str:
+    return text.replace("hunter2", "[redacted]")
+
+
+class Deed:
+    """A tool whose act a test writes; it counts how often it really acted."""
+
+    def __init__(self, act: Callable[[], Awaitable[str]] | None = None, **spec: Any) -> None:
+        self.spec = ToolSpec(name="deed", description="Do it.", schema=b"{}", **spec)
+        self.acts = 0
+        self._act = act
+
+    def validate(self, arguments: bytes) -> Valid | Invalid:
+        return ARGUMENTS
+
+    async def run(self, arguments: Valid, permit: Permit) -> Output:
+        permit.use()
+        self.acts += 1
+        return Output(await self._act() if self._act else "done")
+
+    async def check(self, arguments: Valid, permit: Permit) -> Happened:
+        return "unknown"
+
+
+class Desk:
+    """A session with its door."""
+
+    def __init__(self, world: World, lease: Lease, caps: Caps) -> None:
+        self.world = world
+        self.lease = lease
+        self.caps = caps
+        self.door = Door(
+            world.store, world.clock, world.purse, redact=lambda text: text.replace("hunter2", "[redacted]")
+        )
+        self._calls = itertools.count()
+
+    def asks(self, usd: int = 0, **more: Any) -> Asked:
+        call = f"s.{next(self._calls)}"
+        held = legs(self.caps, Spender("s", "desk"), self.world.now, usd=usd)
+        known = {"call": call, "tool": "deed", "arguments": ARGUMENTS.canonical, "session": "s", "agent": "desk"}
+        return Asked(**{**known, "now": self.world.now, "scopes": SCOPES, "legs": held, "audit": "full", **more})
+
+    async def calls(self, tool: Deed, asked: Asked, attempt: int = 0) -> Any:
+        return await self.door.guarded_tool_call(self.lease, asked, tool, ARGUMENTS, {}, attempt)
+
+    async def kinds(self) -> list[str]:
+        return [event.kind for event in await self.world.store.read(session_stream("s"))][1:]
+
+
+async def desk_in(world: World, caps: Caps | None = None) -> Desk:
+    await world.store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
+    (lease,) = await world.store.claim(WorkerId("w"), 1)
+    return Desk(world, lease, caps or Caps())
+
+
+async def test_a_granted_call_acts_between_its_intent_and_its_outcome(world: World) -> None:
+    desk, tool = await desk_in(world), Deed()
+    answer = await desk.calls(tool, desk.asks(usd=500))
+    assert answer == Answer("s.0", "ok", "done", 500, 0)
+    assert await desk.kinds() == ["call_started", "call_settled"]
+    (row,) = await world.store.ask(Query("all_audit", AuditRow))
+    assert (row.tool, row.outcome, row.agent, row.cost_usd) == ("deed", "ok", "desk", 500)
+
+
+async def test_a_call_that_would_trip_all_brakes_reports_the_halt_then_the_grant_then_the_money(world: World) -> None:
+    desk, tool = await desk_in(world, Caps(session=Cap(10))), Deed()
+    flaw = ("tool_not_granted", "Not in this phase.")
+    await world.store.commit(halt("fleet", "ada", "halt", "enough"))
+    assert (await desk.calls(tool, desk.asks(usd=50, flaw=flaw))).outcome == "external_halt"
+    await world.store.commit(resume("fleet", "ada", "resume"))
+    assert (await desk.calls(tool, desk.asks(usd=50, flaw=flaw))).outcome == "tool_not_granted"
+    assert (await desk.calls(tool, desk.asks(usd=50))).outcome == "cost_cap_reached"
+    assert tool.acts == 0
+    rows = await world.store.ask(Query("all_audit", AuditRow))
+    assert [row.outcome for row in rows] == ["external_halt", "tool_not_granted", "cost_cap_reached"]
+
+
+async def test_a_session_with_a_tenth_of_a_cent_stops_at_its_first_costed_call(world: World) -> None:
+    desk, tool = await desk_in(world, Caps(session=Cap(dollars("0.001")))), Deed()
+    answer = await desk.calls(tool, desk.asks(usd=dollars("0.005")))
+    assert answer.outcome == "cost_cap_reached"
+    assert "$0.001 is left of the cap of session:s" in answer.text
+    assert await desk.kinds() == ["cost_cap_reached", "call_refused"]
+    assert tool.acts == 0
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+async def test_a_halt_in_any_scope_stops_what_is_in_flight_within_a_second(world: World, scope: str) -> None:
+    stopped: list[int] = []
+
+    async def stuck() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(world.now)
+        return "never"
+
+    desk, tool = await desk_in(world), Deed(stuck, timeout=MINUTE)
+    running = asyncio.create_task(desk.calls(tool, desk.asks(usd=500)))
+    await world.advance(10 * SECOND)
+    halted_at = world.now
+    await world.store.commit(halt(scope, "ada", "halt"))
+    answer = await running
+    assert (answer.outcome, answer.text) == ("external_halt", f"{scope} was halted.")
+    assert stopped[0] - halted_at < SECOND
+    assert await world.store.ask(Query("holds", HoldRow)) == []
+
+
+async def test_after_a_fleet_halt_sessions_are_let_go_one_after_the_other(world: World) -> None:
+    desk, tool = await desk_in(world), Deed()
+    await world.store.commit(halt("fleet", "ada", "halt"))
+    await world.store.commit(resume("fleet", "ada", "resume", ramp=MINUTE))
+    wait = turn_in_ramp("s", MINUTE)
+    assert 0 < wait < MINUTE
+    await world.advance(wait - 1)
+    assert (await desk.calls(tool, desk.asks())).outcome == "external_halt"
+    await world.advance(1)
+    assert (await desk.calls(tool, desk.asks())).outcome == "ok"
+
+
+def asks_for_approval(desk: Desk, digest: str = "d") -> Asked:
+    return desk.asks(usd=500, approval=Approval("ask-1", digest, b"deed(order=7)"))
+
+
+async def approved(world: World, verdict: Any = "approve", digest: str | None = None) -> bool:
+    (open_one,) = await needs_you(world.store)
+    shown = open_one if digest is None else msgspec.structs.replace(open_one, digest=digest)
+    return bool((await world.store.commit(decide(shown, verdict, "ada", world.ids.new()))).events)
+
+
+async def test_an_approved_call_runs_exactly_once(world: World) -> None:
+    desk, tool = await desk_in(world), Deed()
+    asked = asks_for_approval(desk)
+    assert await desk.calls(tool, asked) == NeedsPerson("s.0", "ask-1")
+    assert tool.acts == 0
+    assert await approved(world)
+    assert (await desk.calls(tool, asked, attempt=1)).outcome == "ok"
+    again = msgspec.structs.replace(asked, call="s.9")
+    assert (await desk.calls(tool, again, attempt=2)).outcome == "approval_denied"
+    assert tool.acts == 1
+    (row,) = [row for row in await world.store.ask(Query("all_audit", AuditRow)) if row.outcome == "ok"]
+    assert (row.decision, row.decided_by) == ("ask-1", "ada")
+
+
+async def test_an_approval_for_other_arguments_or_another_policy_approves_nothing(world: World) -> None:
+    desk, tool = await desk_in(world), Deed()
+    await desk.calls(tool, asks_for_approval(desk, "one"))
+    assert await approved(world)
+    answer = await desk.calls(tool, asks_for_approval(desk, "two"))
+    assert answer.outcome == "approval_denied"
+    assert "not what is asked now" in answer.text
+    assert tool.acts == 0
+
+
+async def test_nobody_can_approve_what_they_were_not_shown(world: World) -> None:
+    desk, tool = await desk_in(world), Deed()
+    await desk.calls(tool, asks_for_approval(desk))
+    assert not await approved(world, digest="something else")
+    assert len(await needs_you(world.store)) == 1
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_an_expired_approval_is_told_as_an_expiry(world: World, *, answered: bool) -> None:
+    desk, tool = await desk_in(world), Deed()
+    asked = asks_for_approval(desk)
+    await desk.calls(tool, asked)
+    if answered:
+        assert await approved(world)
+    await world.advance(24 * HOUR)
+    assert not await approved(world) if not answered else True
+    assert (await desk.calls(tool, asked, attempt=1)).outcome == "approval_expired"
+    assert tool.acts == 0
+
+
+async def test_a_no_is_a_no(world: World) -> None:
+    desk, tool = await desk_in(world), Deed()
+    asked = asks_for_approval(desk)
+    await desk.calls(tool, asked)
+    assert await approved(world, "deny")
+    answer = await desk.calls(tool, asked, attempt=1)
+    assert (answer.outcome, answer.text) == ("approval_denied", "ada said no.")
+
+
+async def test_nobody_is_woken_for_what_the_budget_would_refuse(world: World) -> None:
+    desk, tool = await desk_in(world, Caps(session=Cap(10))), Deed()
+    assert (await desk.calls(tool, asks_for_approval(desk))).outcome == "cost_cap_reached"
+    assert await needs_you(world.store) == []
+
+
+async def test_a_decision_wakes_its_session(world: World) -> None:
+    desk, tool = await desk_in(world), Deed()
+    await desk.calls(tool, asks_for_approval(desk))
+    parked = life.SessionParked(state="WAITING_FOR_APPROVAL")
+    assert (await world.store.commit(life.park(desk.lease, "park", parked))).events
+    assert await world.store.claim(WorkerId("w2"), 1) == []
+    assert await approved(world)
+    assert len(await world.store.claim(WorkerId("w2"), 1)) == 1
+
+
+async def test_of_sixty_parallel_calls_exactly_as_many_run_as_the_rate_allows(world: World) -> None:
+    desk, tool = await desk_in(world), Deed()
+    rate = Rate(20, HOUR)
+    answers = await asyncio.gather(*(desk.calls(tool, desk.asks(rate=rate)) for _ in range(60)))
+    assert sorted(answer.outcome for answer in answers) == ["ok"] * 20 + ["rate_limited"] * 40
+    await world.advance(HOUR - MINUTE)
+    assert (await desk.calls(tool, desk.asks(rate=rate))).outcome == "rate_limited"
+    await world.advance(3 * MINUTE)
+    assert (await desk.calls(tool, desk.asks(rate=rate))).outcome == "ok"
+
+
+async def test_failed_attempts_count_against_the_rate(world: World) -> None:
+    async def fails() -> str:
+        raise Failed("ValueError", "no such order")
+
+    desk, tool = await desk_in(world), Deed(fails)
+    answers = [await desk.calls(tool, desk.asks(rate=Rate(20, HOUR))) for _ in range(50)]
+    assert tool.acts == 20
+    assert [answer.outcome for answer in answers].count("error") == 20
+    assert answers[0].text == "ValueError: no such order"
+
+
+async def test_a_tool_that_hangs_is_stopped_when_its_time_is_up(world: World) -> None:
+    async def hangs() -> str:
+        await asyncio.sleep(3600)
+        return "late"
+
+    desk, tool = await desk_in(world), Deed(hangs, timeout=5 * SECOND)
+    before = world.now
+    assert (await desk.calls(tool, desk.asks())).outcome == "timeout"
+    assert world.now - before == 5 * SECOND
+
+
+async def test_a_write_that_could_not_be_stopped_is_unknown(world: World) -> None:
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise Unstoppable("deed did not stop") from None
+        return "late"
+
+    desk, tool = await desk_in(world), Deed(stubborn, timeout=5 * SECOND)
+    assert (await desk.calls(tool, desk.asks(usd=500))).outcome == "unknown"
+
+
+async def test_a_cancelled_call_gets_its_outcome_too(world: World) -> None:
+    async def waits() -> str:
+        await asyncio.sleep(3600)
+        return "late"
+
+    desk, tool = await desk_in(world), Deed(waits, timeout=HOUR)
+    running = asyncio.create_task(desk.calls(tool, desk.asks(usd=500)))
+    await world.advance(SECOND)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await desk.kinds() == ["call_started", "call_settled"]
+    assert await world.store.ask(Query("holds", HoldRow)) == []
+
+
+async def test_secrets_are_masked_before_the_journal_and_the_model(world: World) -> None:
+    async def leaks() -> str:
+        return "the password is hunter2"
+
+    desk, tool = await desk_in(world), Deed(leaks)
+    answer = await desk.calls(tool, desk.asks(arguments=b'{"password":"hunter2"}'))
+    assert answer.text == "the password is [redacted]"
+    for event in await world.store.read(session_stream("s")):
+        assert b"hunter2" not in (event.body or b"") + event.facts
+
+
+async def test_observing_lets_pass_and_records_what_would_have_been_refused(world: World) -> None:
+    desk, tool = await desk_in(world, Caps(session=Cap(10))), Deed()
+    flaw = ("tool_not_granted", "Not in this phase.")
+    answer = await desk.calls(tool, desk.asks(usd=50, flaw=flaw, observe=True))
+    assert answer.outcome == "ok"
+    (started,) = [event for event in await world.store.read(session_stream("s")) if event.kind == "call_started"]
+    assert b'"observed":["tool_not_granted"]' in started.facts
+
+
+async def test_a_halt_is_obeyed_also_by_those_that_are_only_observed(world: World) -> None:
+    desk, tool = await desk_in(world), Deed()
+    await world.store.commit(halt("agent:desk", "ada", "halt"))
+    assert (await desk.calls(tool, desk.asks(observe=True))).outcome == "external_halt"
