@@ -182,3 +182,55 @@ def test_a_store_of_unknown_form_is_a_sentence(halter: Halter, command: str) -> 
     answer = halter(*words, "--store", "mysql://somewhere")
     assert answer.exit_code == 3
     assert "has no form that Halter knows" in answer.stderr
+
+
+def test_sessions_are_listed_the_newest_first(halter: Halter, store_file: Path) -> None:
+    listed = json.loads(halter("sessions", "--json").stdout)
+    assert [(row["session"], row["state"]) for row in listed] == [("ended", "COMPLETED"), ("worked", "RUNNING")]
+    assert "COMPLETED" in halter("sessions").stdout
+
+
+def test_a_receipt_says_what_was_done_and_spent_and_why_it_ended(halter: Halter, store_file: Path) -> None:
+    receipt = json.loads(halter("receipt", "end", "--json").stdout)
+    assert (receipt["session"], receipt["terminal_reason"], receipt["cost_usd"]) == ("ended", "completed", 500_000)
+    assert "$0.50 of $0.60 held" in halter("receipt", "ended").stdout
+
+
+def test_show_tells_every_event_with_what_was_said(halter: Halter, store_file: Path) -> None:
+    events = json.loads(halter("show", "ended", "--json").stdout)
+    kinds = ["session_started", "call_started", "call_settled", "session_ended"]
+    assert [event["kind"] for event in events] == kinds
+    assert events[1]["facts"]["tool"] == "look"
+    assert events[2]["body"] == "canary result"
+    assert "canary result" in halter("show", "ended").stdout
+
+
+def test_a_session_that_nobody_knows_is_a_sentence(halter: Halter, store_file: Path) -> None:
+    answer = halter("show", "nosuch")
+    assert answer.exit_code == 1
+    assert "No session begins with 'nosuch'" in answer.stderr
+
+
+def test_a_halt_and_its_end_stand_in_the_journal_with_a_name(halter: Halter, store_file: Path) -> None:
+    assert halter("halt", "agent:watch", "--reason", "too loud").exit_code == 0
+    assert halter("resume", "agent:watch").exit_code == 0
+    assert halter("resume", "agent:watch").exit_code == 1
+    with sqlite3.connect(store_file) as connection:
+        rows = connection.execute("SELECT kind, facts FROM events WHERE stream = 'fleet' ORDER BY seq").fetchall()
+    assert [kind for kind, _ in rows] == ["halt_requested", "halt_lifted"]
+    assert all(json.loads(facts)["by"] == "ada" for _, facts in rows)
+
+
+@pytest.mark.parametrize("scope", ["flet", "agent:", "robot:7", ""])
+def test_a_mistyped_scope_halts_nothing_and_says_so(halter: Halter, store_file: Path, scope: str) -> None:
+    answer = halter("halt", scope)
+    assert answer.exit_code == 2
+    assert "is no scope" in answer.stderr
+
+
+def test_an_empty_inbox_says_that_nothing_needs_you(halter: Halter, store_file: Path) -> None:
+    assert "Nothing needs you." in halter("inbox").stdout
+    assert json.loads(halter("inbox", "--json").stdout) == []
+    answer = halter("approve", "abc")
+    assert answer.exit_code == 2
+    assert "look at `halter inbox`" in answer.stderr

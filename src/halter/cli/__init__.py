@@ -5,13 +5,18 @@ from typing import Annotated
 import typer
 
 from halter import __version__
-from halter.cli import budget, command, doctor, drill, journal
+from halter.cli import budget, command, doctor, drill, journal, look, steer
 
 
 def build() -> typer.Typer:
     app = typer.Typer(name="halter", no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_root)
+    for command_of_look in (look.sessions, look.show, look.receipt):
+        app.command(rich_help_panel="Look")(command_of_look)
+    for command_of_steer in (steer.inbox, steer.approve, steer.deny, steer.halt, steer.resume):
+        app.command(rich_help_panel="Steer")(command_of_steer)
     app.add_typer(budget.build(), rich_help_panel="Steer")
+    app.command(rich_help_panel="Trust")(look.audit)
     app.command("verify", rich_help_panel="Trust")(journal.verify)
     app.command("erase", rich_help_panel="Trust")(journal.erase)
     app.command("drill", rich_help_panel="Trust")(drill.drill)

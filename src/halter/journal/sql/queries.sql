@@ -81,12 +81,13 @@ SELECT d.*, e.body FROM decisions d LEFT JOIN events e ON e.key = d.decision AND
 WHERE d.verdict = '' AND d.about <> '' ORDER BY d.asked_at, d.decision;
 
 -- name: audit_since
--- The audit from a moment on, with what was said where it is still there.
+-- The audit after a moment and a call, which is a cursor that lasts; with what was said where it is still there.
 SELECT a.*, asked.body AS input, settled.body AS output
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
-WHERE a.created_at > :since ORDER BY a.created_at, a.call LIMIT :limit;
+WHERE a.created_at > :since OR (a.created_at = :since AND a.call > :after)
+ORDER BY a.created_at, a.call LIMIT :limit;
 
 -- name: all_spends
 -- Every spend.
