@@ -15,15 +15,16 @@ from typing import Final
 import msgspec
 
 from halter.core.clock import SECOND, Clock
+from halter.core.errors import ToolError
 from halter.core.events import CallRefused, CallStarted, DecisionAsked, Outcome
 from halter.core.ids import session_stream
 from halter.core.ports import Committed, Lease, Store, Write
 from halter.core.text import from_body, to_body
-from halter.core.tools import Failed, Output, Permit, Tool, Unstoppable, Valid
+from halter.core.tools import Failed, Happened, Output, Permit, Tool, Unstoppable, Valid
 from halter.guard.halts import HaltWatch
 from halter.guard.judge import Asked, judge, rows_of
 from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth
-from halter.state.session import InFlight
+from halter.state.session import InFlight, call_in_flight
 
 MILLISECOND: Final = SECOND // 1000
 Redact = Callable[[str], str]
@@ -80,11 +81,32 @@ class Door:
         admitted = await self._admit(lease, asked, attempt)
         match admitted:
             case InFlight() if tool is not None and arguments is not None:
-                return await self._act(lease, admitted, asked, tool, arguments, secrets)
+                return await self._act(lease, admitted, asked.scopes, tool, arguments, secrets)
             case InFlight():
                 raise AssertionError(f"{asked.call} was admitted without a tool: the judge let a flaw pass.")
             case _:
                 return admitted
+
+    async def again(
+        self,
+        lease: Lease,
+        flight: InFlight,
+        scopes: tuple[str, ...],
+        tool: Tool,
+        arguments: Valid,
+        secrets: Mapping[str, str],
+    ) -> Answer:
+        """Run a call once more whose intent is committed and whose answer a crash took: only where that is harmless."""
+        return await self._act(lease, flight, scopes, tool, arguments, secrets)
+
+    async def happened(self, flight: InFlight, tool: Tool, arguments: Valid, secrets: Mapping[str, str]) -> Happened:
+        """Ask a tool's own check what became of a call; a check that fails or tarries knows nothing."""
+        permit = Permit(flight.id, self._clock.now() + tool.spec.timeout, secrets)
+        try:
+            async with asyncio.timeout(tool.spec.timeout / SECOND):
+                return await tool.check(arguments, permit)
+        except (ToolError, TimeoutError):
+            return "unknown"
 
     async def _admit(self, lease: Lease, asked: Asked, attempt: int) -> InFlight | Answer | NeedsPerson | StillHeld:
         """Ask the judge in one short transaction, again and again while other holds are in the way."""
@@ -94,7 +116,7 @@ class Door:
         while True:
             key = f"{asked.call}/asked/{attempt}"
             write = Write(stream, key, lambda rows: judge(masked, rows), rows_of(masked), lease)
-            answer = admission(await self._store.commit(write), asked.call)
+            answer = admission(await self._store.commit(write), lease)
             if answer is not None:
                 return answer
             left = deadline - self._clock.now()
@@ -106,24 +128,24 @@ class Door:
         self,
         lease: Lease,
         flight: InFlight,
-        asked: Asked,
+        scopes: tuple[str, ...],
         tool: Tool,
         arguments: Valid,
         secrets: Mapping[str, str],
     ) -> Answer:
         """Run the tool and settle what it came to: also when it was halted, timed out or cancelled."""
         began = self._clock.now()
-        permit = Permit(asked.call, began + tool.spec.timeout, secrets)
+        permit = Permit(flight.id, began + tool.spec.timeout, secrets)
         acting = asyncio.ensure_future(tool.run(arguments, permit))
         try:
-            output = await self._unless_halted(asked.scopes, acting, tool.spec.timeout)
+            output = await self._unless_halted(scopes, acting, tool.spec.timeout)
             truth = Truth("ok", usd=output.cost, body=self._masked(to_body(output.text)))
         except asyncio.CancelledError:
             stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
-            await asyncio.shield(self._settle(lease, flight, asked, _what_is_known(acting, stopped), began))
+            await asyncio.shield(self._settle(lease, flight, _what_is_known(acting, stopped), began))
             raise
         except TimeoutError:
-            late = self._failed("timeout", f"TimeoutError: {asked.tool} took longer than it may")
+            late = self._failed("timeout", f"TimeoutError: {flight.name} took longer than it may")
             truth = _what_is_known(acting, late)
         except Halted as word:
             truth = _what_is_known(acting, self._failed("external_halt", str(word)))
@@ -131,7 +153,7 @@ class Door:
             truth = self._failed("unknown", str(lost))
         except Failed as failure:
             truth = self._failed("error", str(failure), failure.partial)
-        return await self._settle(lease, flight, asked, truth, began)
+        return await self._settle(lease, flight, truth, began)
 
     async def _unless_halted(self, scopes: tuple[str, ...], acting: asyncio.Future[Output], allowed: int) -> Output:
         """Wait for the tool until it is done, its time is up, or somebody halts one of its scopes."""
@@ -152,13 +174,13 @@ class Door:
         body = to_body(self._redact(partial)) if partial else None
         return Truth(outcome, body=body, error=self._redact(error))
 
-    async def _settle(self, lease: Lease, flight: InFlight, asked: Asked, truth: Truth, began: int) -> Answer:
+    async def _settle(self, lease: Lease, flight: InFlight, truth: Truth, began: int) -> Answer:
         took = (self._clock.now() - began) // MILLISECOND
-        truth = msgspec.structs.replace(truth, duration_ms=took, audited=asked.audit != "")
+        truth = msgspec.structs.replace(truth, duration_ms=took, audited=flight.audited)
         await self._purse.settle(lease, flight, truth)
         text = truth.error or from_body(truth.body or b"")
         cost = flight.most().usd if truth.usd is None else truth.usd
-        return Answer(asked.call, truth.outcome, text, cost, took)
+        return Answer(flight.id, truth.outcome, text, cost, took)
 
     def _masked(self, body: bytes) -> bytes:
         return to_body(self._redact(from_body(body)))
@@ -170,16 +192,20 @@ def _what_is_known(acting: asyncio.Future[Output], stopped: Truth) -> Truth:
     return msgspec.structs.replace(stopped, outcome="unknown") if isinstance(lost, Unstoppable) else stopped
 
 
-def admission(committed: Committed, call: str) -> InFlight | Answer | NeedsPerson | None:
+def admission(committed: Committed, lease: Lease) -> InFlight | Answer | NeedsPerson | None:
     """Read the judge's answer off what was written; nothing written means that other holds must settle first."""
     for stored in committed.events:
         match stored.event:
+            case CallStarted() as started if stored.generation != lease.generation:
+                return Answer(
+                    started.call, "unknown", "An earlier owner of this session began it; nobody knows how it went."
+                )
             case CallStarted() as started:
-                return InFlight(started.call, started.tool, started.purpose, started.legs, stored.at, is_call=True)
+                return call_in_flight(started, stored.at)
             case CallRefused() as refused:
-                return Answer(call, refused.outcome, refused.sentence)
+                return Answer(refused.call, refused.outcome, refused.sentence)
             case DecisionAsked() as asked:
-                return NeedsPerson(call, asked.decision)
+                return NeedsPerson(asked.subject, asked.decision)
             case _:
                 pass
     return None

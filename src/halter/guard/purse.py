@@ -43,7 +43,7 @@ from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
 from halter.core.rows import AuditRow, HoldRow
 from halter.core.usage import Usage
-from halter.state.session import InFlight
+from halter.state.session import InFlight, call_in_flight
 
 Intent = CallStarted | RequestStarted
 
@@ -253,7 +253,7 @@ def _answer(committed: Committed) -> Held | Refused | None:
             case CostCapReached() as refusal:
                 return Refused(refusal)
             case CallStarted() as held:
-                return Held(InFlight(held.call, held.tool, held.purpose, held.legs, stored.at, is_call=True))
+                return Held(call_in_flight(held, stored.at))
             case RequestStarted() as held:
                 return Held(InFlight(held.request, held.model, held.purpose, held.legs, stored.at, is_call=False))
             case _:

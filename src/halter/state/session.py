@@ -32,6 +32,7 @@ from halter.core.events import (
 )
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
+from halter.core.tools import Effect
 
 
 class InFlight(msgspec.Struct, frozen=True):
@@ -43,6 +44,15 @@ class InFlight(msgspec.Struct, frozen=True):
     legs: tuple[Leg, ...]
     since: int
     is_call: bool
+    effect: Effect = "write"
+    idempotent: bool = False
+    audited: bool = False
+    phase: str = ""
+
+    @property
+    def may_repeat(self) -> bool:
+        """Tell whether doing it again under the same key changes nothing that it has not changed already."""
+        return self.is_call and (self.effect == "read" or self.idempotent)
 
     def most(self) -> Charge:
         """Tell the charge of something unanswerable: all that was held for it."""
@@ -87,8 +97,7 @@ def fold(session: Session, stored: Stored) -> Session:
     event = stored.event
     match event:
         case CallStarted():
-            flight = InFlight(event.call, event.tool, event.purpose, event.legs, stored.at, is_call=True)
-            return _next(session, stored, in_flight={**session.in_flight, event.call: flight})
+            return _next(session, stored, in_flight={**session.in_flight, event.call: call_in_flight(event, stored.at)})
         case RequestStarted():
             flight = InFlight(event.request, event.model, event.purpose, event.legs, stored.at, is_call=False)
             return _next(session, stored, in_flight={**session.in_flight, event.request: flight})
@@ -134,6 +143,22 @@ def fold(session: Session, stored: Stored) -> Session:
                 "which this program does not know. Use the newer Halter for this session."
             )
             raise UnknownEvent(message)
+
+
+def call_in_flight(event: CallStarted, at: int) -> InFlight:
+    """Remember a call that was begun."""
+    return InFlight(
+        id=event.call,
+        name=event.tool,
+        purpose=event.purpose,
+        legs=event.legs,
+        since=at,
+        is_call=True,
+        effect=event.effect,
+        idempotent=event.idempotent,
+        audited=event.audit != "",
+        phase=event.phase,
+    )
 
 
 def replay(events: Iterable[Stored]) -> Session:

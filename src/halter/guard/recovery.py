@@ -1,0 +1,97 @@
+"""After a crash: what was begun and has no outcome. No effect happens twice, and nothing in doubt is forgotten."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from halter.core.clock import DAY
+from halter.core.events import DecisionAsked
+from halter.core.ids import session_stream
+from halter.core.ports import Draft, Lease, Rows, Store, Write
+from halter.core.rows import DecisionRow
+from halter.core.text import to_body
+from halter.core.tools import Tool, Valid
+from halter.guard.chokepoint import Answer, Door, NeedsPerson
+from halter.guard.purse import Purse, Truth
+from halter.state.session import InFlight
+
+WAITS: Final = 365 * DAY
+"""How long a person may take to say what became of a call: its hold stays until then."""
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """A call in doubt, with what it takes to repeat it or to ask about it."""
+
+    flight: InFlight
+    tool: Tool | None
+    arguments: Valid | None
+    scopes: tuple[str, ...]
+
+
+class Recovery:
+    """Brings every call that a crash left in doubt to an outcome, or before a person."""
+
+    def __init__(self, store: Store, purse: Purse, door: Door, secrets: Mapping[str, str]) -> None:
+        self._store = store
+        self._purse = purse
+        self._door = door
+        self._secrets = secrets
+
+    async def resolve(self, lease: Lease, doubt: Doubt) -> Answer | NeedsPerson:
+        """Repeat what may be repeated, ask the tool's own check, or else a person."""
+        flight, tool, arguments = doubt.flight, doubt.tool, doubt.arguments
+        if not flight.is_call:
+            await self._purse.settle(lease, flight, Truth("unknown"))
+            return Answer(flight.id, "unknown", "Nobody knows whether the model answered.", flight.most().usd)
+        if tool is None or arguments is None:
+            return await self._ask(lease, flight)
+        if flight.may_repeat:
+            return await self._door.again(lease, flight, doubt.scopes, tool, arguments, self._secrets)
+        match await self._door.happened(flight, tool, arguments, self._secrets) if tool.spec.checked else "unknown":
+            case "done":
+                return await self._settle(lease, flight, Truth("ok", body=to_body(DONE), audited=flight.audited))
+            case "not_done":
+                return await self._door.again(lease, flight, doubt.scopes, tool, arguments, self._secrets)
+            case "unknown":
+                return await self._ask(lease, flight)
+
+    async def said(self, lease: Lease, flight: InFlight, *, happened: bool) -> Answer:
+        """Settle a call as a person says: it was done, or it was not and cost nothing."""
+        truth = Truth("ok", body=to_body(DONE)) if happened else Truth("error", usd=0, tokens=0, error=NOT_DONE)
+        return await self._settle(lease, flight, msgspec.structs.replace(truth, audited=flight.audited))
+
+    async def _settle(self, lease: Lease, flight: InFlight, truth: Truth) -> Answer:
+        await self._purse.settle(lease, flight, truth)
+        return Answer(flight.id, truth.outcome, truth.error or DONE)
+
+    async def _ask(self, lease: Lease, flight: InFlight) -> NeedsPerson:
+        decision = f"{flight.id}/unknown"
+        write = Write(
+            session_stream(lease.session), decision, asking(flight, decision), [(DecisionRow, (decision,))], lease
+        )
+        await self._store.commit(write)
+        return NeedsPerson(flight.id, decision)
+
+
+DONE: Final = "[It had been done before the crash.]"
+NOT_DONE: Final = "NotDone: it had not been done before the crash"
+
+
+def asking(flight: InFlight, decision: str) -> Callable[[Rows], Sequence[Draft]]:
+    """Put a call in doubt before a person: yes means that it was done."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        if rows.get(DecisionRow, decision) is not None:
+            return []
+        event = DecisionAsked(
+            decision=decision,
+            about="unknown_call",
+            subject=flight.id,
+            name=flight.name,
+            digest=flight.id,
+            expires_at=rows.now + WAITS,
+        )
+        return [Draft(event, to_body(f"{flight.name} was begun and nobody knows whether it was done. Was it?"))]
+
+    return decide

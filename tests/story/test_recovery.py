@@ -1,0 +1,121 @@
+"""A crash between intent and outcome: no plain write runs twice, and every doubt comes before somebody."""
+
+from typing import Any
+
+import pytest
+
+from halter.core.clock import MINUTE
+from halter.core.events import CallStarted, SessionStarted
+from halter.core.ids import SessionId, WorkerId, session_stream
+from halter.core.limits import Caps, Spender, legs
+from halter.core.money import BudgetRow
+from halter.core.ports import Draft, Lease, Query, Write
+from halter.core.project import rows_of_hold
+from halter.core.rows import AuditRow, HoldRow
+from halter.core.tools import Happened, Invalid, Output, Permit, ToolSpec, Valid
+from halter.guard.approvals import needs_you
+from halter.guard.chokepoint import Answer, Door, NeedsPerson
+from halter.guard.judge import Asked
+from halter.guard.recovery import Doubt, Recovery
+from halter.state import life
+from halter.state.session import replay
+from halter.testing.world import World
+
+ARGUMENTS = Valid({"order": 7}, b'{"order":7}')
+
+
+class Deed:
+    """A tool that remembers under which keys it acted."""
+
+    def __init__(self, happened: Happened = "unknown", **spec: Any) -> None:
+        self.spec = ToolSpec(name="deed", description="Do it.", schema=b"{}", **spec)
+        self.keys: list[str] = []
+        self._happened: Happened = happened
+
+    def validate(self, arguments: bytes) -> Valid | Invalid:
+        return ARGUMENTS
+
+    async def run(self, arguments: Valid, permit: Permit) -> Output:
+        permit.use()
+        self.keys.append(permit.id)
+        return Output("done", cost=300)
+
+    async def check(self, arguments: Valid, permit: Permit) -> Happened:
+        return self._happened
+
+
+async def crashed_in(world: World, tool: Deed) -> tuple[Lease, Doubt, Recovery]:
+    """Begin a call, die, and take the session over."""
+    await world.store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
+    (first,) = await world.store.claim(WorkerId("first"), 1)
+    held = legs(Caps(), Spender("s", "desk"), world.now, usd=500)
+    intent = CallStarted(
+        call="s.1", tool="deed", legs=held, effect=tool.spec.effect, idempotent=tool.spec.idempotent, audit="full"
+    )
+    rows = [*rows_of_hold("s.1", held), (AuditRow, ("s.1",))]
+    await world.store.commit(Write(session_stream("s"), "begin", lambda _: [Draft(intent, b"{}")], rows, first))
+    await world.advance(MINUTE)
+    (lease,) = await world.store.claim(WorkerId("second"), 1)
+    (flight,) = replay(await world.store.read(session_stream("s"))).in_flight.values()
+    door = Door(world.store, world.clock, world.purse, redact=str)
+    doubt = Doubt(flight, tool, ARGUMENTS, ("session:s",))
+    return lease, doubt, Recovery(world.store, world.purse, door, {})
+
+
+@pytest.mark.parametrize("spec", [{"effect": "read"}, {"effect": "write", "idempotent": True}])
+async def test_what_may_be_repeated_runs_again_under_the_same_key(world: World, spec: dict[str, Any]) -> None:
+    tool = Deed(**spec)
+    lease, doubt, recovery = await crashed_in(world, tool)
+    answer = await recovery.resolve(lease, doubt)
+    assert isinstance(answer, Answer)
+    assert (answer.outcome, answer.cost_usd, tool.keys) == ("ok", 300, ["s.1"])
+    assert await world.store.ask(Query("holds", HoldRow)) == []
+
+
+async def test_a_plain_write_never_runs_again_by_itself_and_its_hold_stays(world: World) -> None:
+    tool = Deed()
+    lease, doubt, recovery = await crashed_in(world, tool)
+    assert await recovery.resolve(lease, doubt) == NeedsPerson("s.1", "s.1/unknown")
+    assert await recovery.resolve(lease, doubt) == NeedsPerson("s.1", "s.1/unknown")
+    assert tool.keys == []
+    assert [one.about for one in await needs_you(world.store)] == ["unknown_call"]
+    assert [hold.hold for hold in await world.store.ask(Query("holds", HoldRow))] == ["s.1"]
+
+
+@pytest.mark.parametrize(("happened", "outcome", "spent"), [(True, "ok", 500), (False, "error", 0)])
+async def test_a_person_says_what_became_of_it(world: World, *, happened: bool, outcome: str, spent: int) -> None:
+    tool = Deed()
+    lease, doubt, recovery = await crashed_in(world, tool)
+    await recovery.resolve(lease, doubt)
+    assert (await recovery.said(lease, doubt.flight, happened=happened)).outcome == outcome
+    (session,) = [row for row in await world.store.ask(Query("budgets", BudgetRow)) if row.scope == "session:s"]
+    assert (session.spent, session.held) == (spent, 0)
+    (row,) = await world.store.ask(Query("all_audit", AuditRow))
+    assert row.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("happened", "keys", "expected"),
+    [("done", [], "ok"), ("not_done", ["s.1"], "ok"), ("unknown", [], None)],
+)
+async def test_a_tools_own_check_decides(
+    world: World, happened: Happened, keys: list[str], expected: str | None
+) -> None:
+    tool = Deed(happened, checked=True)
+    lease, doubt, recovery = await crashed_in(world, tool)
+    answer = await recovery.resolve(lease, doubt)
+    assert (answer.outcome if isinstance(answer, Answer) else None) == expected
+    assert tool.keys == keys
+
+
+async def test_a_successor_that_asks_for_the_same_call_does_not_act_on_its_predecessors_intent(world: World) -> None:
+    tool = Deed()
+    door = Door(world.store, world.clock, world.purse, redact=str)
+    await world.store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
+    asked = Asked(call="s.1", tool="deed", arguments=b"{}", session="s", agent="desk", now=world.now)
+    for worker in ("first", "second"):
+        (lease,) = await world.store.claim(WorkerId(worker), 1)
+        assert lease.session == SessionId("s")
+        await door.guarded_tool_call(lease, asked, tool, ARGUMENTS, {})
+        await world.advance(MINUTE)
+    assert tool.keys == ["s.1"]
