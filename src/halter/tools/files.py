@@ -1,0 +1,255 @@
+"""Files below one folder. No path leads out of it, not even through a link that is put there at the last moment.
+
+Every part of a path is opened by itself, below the folder that was opened before it, and never through a link. So what
+is checked is what is used, and nothing can be exchanged in between.
+"""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from halter.core.errors import ConfigError
+from halter.core.tools import Failed
+from halter.tools.result import bytes_to_text
+from halter.tools.tool import FunctionTool, tool
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Opening a pipe that nobody writes to would wait for ever; with this flag it does not.
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DEEPEST: Final = 64
+
+
+def files(
+    root: str | Path, *, max_read: int = 1_000_000, max_write: int = 10_000_000, max_entries: int = 1000
+) -> tuple[FunctionTool, ...]:
+    """Return tools that read, write, list, find and delete files below a folder.
+
+    All of them block, and none for long: a disk that hangs is told as a call that could not be stopped.
+    """
+    folder = Folder(Path(root))
+
+    def read_file(path: str, offset: int = 0) -> str:
+        """Read a file below the root as text, from an offset in bytes on."""
+        return folder.read(path, max(offset, 0), max_read)
+
+    def write_file(path: str, text: str) -> str:
+        """Write text into a file below the root. Its folders are made; an existing file is replaced at once or not."""
+        return folder.write(path, text.encode("utf-8", "surrogatepass"), max_write)
+
+    def list_folder(path: str = ".") -> list[dict[str, Any]]:
+        """List what a folder below the root holds."""
+        return folder.entries(path, max_entries)
+
+    def find_files(pattern: str, path: str = ".") -> list[str]:
+        """Find files below a folder whose name matches a pattern such as *.txt."""
+        return folder.matching(pattern, path, max_entries)
+
+    def delete_file(path: str) -> str:
+        """Delete one file below the root, or a link itself, or an empty folder."""
+        return folder.delete(path)
+
+    return (
+        tool(read_file, level="SAFE", effect="read", idempotent=True),
+        tool(list_folder, level="SAFE", effect="read", idempotent=True),
+        tool(find_files, level="SAFE", effect="read", idempotent=True),
+        tool(write_file, level="CONTROLLED", effect="write", idempotent=True),
+        tool(delete_file, level="RESTRICTED", effect="write"),
+    )
+
+
+class Folder:
+    """One folder and all that is reachable below it without following a link."""
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise ConfigError(f"The root of the file tools, {root}, is no folder: make it, or name another one.")
+        self._root = root
+
+    def read(self, path: str, offset: int, limit: int) -> str:
+        """Return a file's text, or what part of it fits the limit."""
+        with self._parent(path) as (parent, name), _opened(name, _FILE, parent, path) as fd:
+            size = _regular(fd, path)
+            data = _read(fd, offset, limit)
+        end = offset + len(data)
+        more = f"\n[{size - end:,} more bytes: read on with offset={end}]" if end < size else ""
+        return bytes_to_text(data, 2 * limit) + more
+
+    def write(self, path: str, data: bytes, limit: int) -> str:
+        """Replace a file as a whole: whoever reads it sees the old one or the new one, also after a power cut."""
+        if len(data) > limit:
+            raise Failed("TooLarge", f"{path} would have {len(data):,} bytes; at most {limit:,} are allowed.")
+        with self._parent(path, make=True) as (parent, name):
+            _replace(name, parent, data, _mode_of_replaced(name, parent, path))
+        return f"Wrote {len(data):,} bytes to {path}."
+
+    def entries(self, path: str, limit: int) -> list[dict[str, Any]]:
+        """Return what a folder holds, by name."""
+        with self._folder(path) as fd, _telling(path):
+            with os.scandir(fd) as found:
+                names = sorted(each.name for each in found)
+            shown = [_entry(name, fd) for name in names[:limit]]
+        left = len(names) - len(shown)
+        return [*shown, {"note": f"{left:,} more are not shown"}] if left else shown
+
+    def matching(self, pattern: str, path: str, limit: int) -> list[str]:
+        """Return the paths of files by their name, folder by folder."""
+        from fnmatch import fnmatchcase
+
+        found: list[str] = []
+        with self._folder(path) as fd:
+            for below, _, names, _ in os.fwalk(".", dir_fd=fd, follow_symlinks=False):
+                found += [os.path.normpath(f"{path}/{below}/{each}") for each in names if fnmatchcase(each, pattern)]
+                if len(found) > limit:
+                    return [*sorted(found)[:limit], "[more files match than are shown]"]
+        return sorted(found)
+
+    def delete(self, path: str) -> str:
+        """Delete one thing; a link is deleted, and not what it leads to."""
+        with self._parent(path) as (parent, name), _telling(path):
+            if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                os.rmdir(name, dir_fd=parent)
+            else:
+                os.unlink(name, dir_fd=parent)
+        return f"Deleted {path}."
+
+    @contextmanager
+    def _parent(self, path: str, *, make: bool = False) -> Generator[tuple[int, str]]:
+        parts = parts_of(path)
+        if not parts:
+            raise Failed("BadPath", f"{path!r} is the root itself: name something below it.")
+        with self._walked(parts[:-1], path, make=make) as fd:
+            yield fd, parts[-1]
+
+    @contextmanager
+    def _folder(self, path: str) -> Generator[int]:
+        with self._walked(parts_of(path), path, make=False) as fd:
+            yield fd
+
+    @contextmanager
+    def _walked(self, parts: tuple[str, ...], path: str, *, make: bool) -> Generator[int]:
+        """Open folder after folder, each below the one before. The root itself may well be reached by a link."""
+        with _telling(path):
+            fd = os.open(self._root, _FOLDER & ~os.O_NOFOLLOW)
+        try:
+            for part in parts:
+                fd = _stepped(fd, part, path, make=make)
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def parts_of(path: str) -> tuple[str, ...]:
+    """Take a path apart, refusing every form that could lead out of the root."""
+    if "\0" in path:
+        raise Failed("BadPath", "a path cannot hold a NUL character.")
+    if path.startswith("/"):
+        raise Failed("BadPath", f"{path} is absolute: paths are relative to the root.")
+    parts = tuple(part for part in path.split("/") if part not in {"", "."})
+    if ".." in parts:
+        raise Failed("BadPath", f"{path} holds '..': name the place itself.")
+    if len(parts) > _DEEPEST:
+        raise Failed("BadPath", f"a path can be {_DEEPEST} folders deep, and this one is {len(parts)}.")
+    return parts
+
+
+def _stepped(fd: int, part: str, path: str, *, make: bool) -> int:
+    """Go one folder down and let go of the one above."""
+    with _telling(path):
+        if make:
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=fd)
+        below = os.open(part, _FOLDER, dir_fd=fd)
+    os.close(fd)
+    return below
+
+
+@contextmanager
+def _opened(name: str, flags: int, parent: int, path: str) -> Generator[int]:
+    with _telling(path):
+        fd = os.open(name, flags, 0o666, dir_fd=parent)
+    try:
+        with _telling(path):
+            yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _telling(path: str) -> Generator[None]:
+    """Say what went wrong with the path that was asked for, instead of with a part of it."""
+    try:
+        yield
+    except OSError as error:
+        # A link is refused with either of these, depending on whether a folder was to be opened.
+        link = error.errno in {errno.ELOOP, errno.ENOTDIR}
+        reason = f"{error.strerror}; links are not followed." if link else f"{error.strerror}."
+        raise Failed(type(error).__name__, f"{path}: {reason}") from error
+    except ValueError as error:
+        raise Failed("BadPath", f"{path!r}: {error}.") from error
+
+
+def _regular(fd: int, path: str) -> int:
+    """Return the size of a regular file; devices, pipes and folders are none."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise Failed("NotAFile", f"{path} is a {_kind(found.st_mode)}, and only files are read and written.")
+    return found.st_size
+
+
+def _read(fd: int, offset: int, limit: int) -> bytes:
+    data = bytearray()
+    while len(data) < limit and (more := os.pread(fd, limit - len(data), offset + len(data))):
+        data += more
+    return bytes(data)
+
+
+def _mode_of_replaced(name: str, parent: int, path: str) -> int | None:
+    """Return who may use the file that will be replaced, so that they still may.
+
+    A link would be replaced and not followed, but whoever named it meant something else.
+    """
+    with _telling(path), suppress(FileNotFoundError):
+        mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode):
+            raise Failed("NotAFile", f"{path} is a {_kind(mode)}, and only files are read and written.")
+        return stat.S_IMODE(mode) & 0o777
+    return None
+
+
+def _replace(name: str, parent: int, data: bytes, mode: int | None) -> None:
+    temporary = f".{secrets.token_hex(8)}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with _opened(temporary, flags, parent, name) as fd:
+            _write_all(fd, data)
+            if mode is not None:
+                os.fchmod(fd, mode)
+            os.fsync(fd)
+        with _telling(name):
+            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+            os.fsync(parent)
+    except Failed:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=parent)
+        raise
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[os.write(fd, unwritten) :]
+
+
+def _entry(name: str, parent: int) -> dict[str, Any]:
+    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    return {"name": name, "kind": _kind(found.st_mode), "size": found.st_size}
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "pipe"}
+    return kinds.get(stat.S_IFMT(mode), "special file")

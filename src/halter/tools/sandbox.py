@@ -1,0 +1,154 @@
+"""A sandbox from bubblewrap: one folder can be written, the system can be read, the rest is not there.
+
+Trust comes from looking: before the first command, a probe runs inside the very same sandbox and tries to do what must
+not be possible.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from halter.core.errors import ConfigError
+from halter.core.tools import Failed
+from halter.tools.group import Ended, Program, run_group
+
+_SYSTEM: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC: Final = ("alternatives", "group", "ld.so.cache", "localtime", "nsswitch.conf", "passwd", "ssl")
+_ETC_OF_NETWORK: Final = ("hosts", "resolv.conf")
+
+_PROBE: Final = r"""
+fail() { echo "$1"; exit 1; }
+writable() { ( : > "$1" ) 2>/dev/null; }
+root=$1 canary=$2 memory=$3 network=$4
+writable /dev/null || fail "/dev/null cannot be written"
+writable "$root/.halter-probe" && rm "$root/.halter-probe" || fail "the root cannot be written"
+for place in / /usr /usr/bin /etc /dev /home /root /var "$canary"; do
+    [ "$place" = "$root" ] || ! writable "$place/.halter-probe" && continue
+    rm "$place/.halter-probe"; fail "$place can be written"
+done
+( : >> /proc/sys/kernel/core_pattern ) 2>/dev/null && fail "the kernel's settings can be written"
+[ ! -e "$canary" ] || fail "files outside of the root can be seen"
+dd if=/dev/null of=/dev/null bs="$memory" count=1 2>/dev/null && fail "the memory limit does not apply"
+[ "$network" = yes ] || ! sed 1,2d /proc/net/dev | grep -qv '^ *lo:' || fail "the network can be reached"
+echo verified
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one process of a command may use, and how many there may be.
+
+    The kernel does not count the processes of root, so that the last limit holds for other users only.
+    """
+
+    cpu_seconds: int = 300
+    memory: int = 2 << 30
+    file_size: int = 1 << 30
+    processes: int = 256
+
+    def wrap(self, argv: Sequence[str]) -> list[str]:
+        """Put the limits in front of a command: they are inherited, and cannot be raised again."""
+        return [
+            "/usr/bin/prlimit",
+            f"--cpu={self.cpu_seconds}",
+            f"--as={self.memory}",
+            f"--fsize={self.file_size}",
+            f"--nproc={self.processes}",
+            "--core=0",
+            "--",
+            *argv,
+        ]
+
+
+@dataclass
+class Sandbox:
+    """How commands are run below one folder; with `enclosed=False`, only limited and not shut in."""
+
+    root: Path
+    limits: Limits = field(default_factory=Limits)
+    enclosed: bool = True
+    network: bool = False
+    readable: Sequence[Path] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    max_output: int = 1_000_000
+    _verified: bool = field(default=False, init=False)
+    _verifying: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self.root = self.root.resolve()
+        if not self.root.is_dir() or self.root == Path("/"):
+            raise ConfigError(f"{self.root} cannot be the root of the shell tool: name a folder of its own for it.")
+
+    async def run(self, argv: Sequence[str], folder: Path, stdin: bytes = b"") -> Ended:
+        """Run a command; the first time, look first whether the sandbox holds."""
+        if self.enclosed:
+            await self.verify()
+        return await self._run(argv, folder, stdin)
+
+    async def verify(self) -> None:
+        """Try from inside what must not be possible; raises Failed with what was possible after all."""
+        async with self._verifying:
+            if not self._verified:
+                await self._probe()
+                self._verified = True
+
+    async def _probe(self) -> None:
+        if shutil.which("bwrap") is None:
+            raise Failed("NoSandbox", f"bubblewrap is not installed (on Debian: apt-get install bubblewrap). {_REMEDY}")
+        with tempfile.TemporaryDirectory(dir=_beside(self.root), prefix="halter-canary-") as canary:
+            network = "yes" if self.network else "no"
+            parameters = [str(self.root), canary, str(self.limits.memory), network]
+            ended = await self._run(["/bin/sh", "-c", _PROBE, "probe", *parameters], self.root, b"")
+        if ended.text.strip() != "verified":
+            raise Failed("NoSandbox", f"the sandbox does not hold: {ended.text.strip()[:150]}. {_REMEDY}")
+
+    async def _run(self, argv: Sequence[str], folder: Path, stdin: bytes) -> Ended:
+        command = self.limits.wrap(argv)
+        if self.enclosed:
+            command = [*self._walls(folder), "--", *command]
+        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", **self.environment}  # noqa: S108 The sandbox has a folder of this name for itself.
+        return await run_group(Program(command, folder, environment, stdin, max_output=self.max_output))
+
+    def _walls(self, folder: Path) -> list[str]:
+        scratch = ["--size", str(self.limits.file_size), "--tmpfs"]
+        return [
+            *("bwrap", "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+            *(["--share-net"] if self.network else []),
+            *_system(),
+            *_bound(Path("/etc") / name for name in (*_ETC, *(_ETC_OF_NETWORK if self.network else ()))),
+            # Root outside is the owner of the kernel's settings inside, too, so that they must not be writable at all.
+            *("--proc", "/proc", "--remount-ro", "/proc"),
+            *("--dev", "/dev", *scratch, "/dev/shm", "--remount-ro", "/dev"),  # noqa: S108 As above.
+            *(*scratch, "/tmp"),  # noqa: S108 As above.
+            *_bound(self.readable),
+            *("--bind", str(self.root), str(self.root), "--remount-ro", "/", "--chdir", str(folder)),
+        ]
+
+
+_REMEDY: Final = "Nothing was run; `sandbox: false` in the configuration would run commands without one."
+
+
+def _beside(root: Path) -> Path | None:
+    """Choose where a folder outside of the root can stand; the usual place will do unless the root holds it."""
+    usual = Path(tempfile.gettempdir()).resolve()
+    return root.parent if usual.is_relative_to(root) else None
+
+
+def _system() -> list[str]:
+    """Show the system's programs, where newer systems have links and older ones have folders."""
+    shown = ["--ro-bind", "/usr", "/usr"]
+    for name in _SYSTEM:
+        place = Path("/") / name
+        if place.is_symlink():
+            shown += ["--symlink", str(place.readlink()), str(place)]
+        elif place.is_dir():
+            shown += ["--ro-bind", str(place), str(place)]
+    return shown
+
+
+def _bound(places: Iterable[Path]) -> list[str]:
+    return [part for place in places for part in ("--ro-bind-try", str(place), str(place))]

@@ -1,0 +1,257 @@
+"""Tools from plain functions.
+
+    @tool(level="SAFE", effect="read")
+    async def weather(city: str) -> str:
+        '''Tell what the weather is like.'''
+
+The docstring tells the model what the function does, the types what it takes. A function that blocks runs in a thread,
+which cannot be stopped; with `isolate=True` it runs in a process of its own, which can.
+"""
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from functools import partial
+from typing import Any, Final, NoReturn, TypedDict, Unpack, get_args, overload
+
+from msgspec.structs import replace
+
+from halter.core.clock import SECOND
+from halter.core.durations import parse_duration
+from halter.core.errors import ConfigError
+from halter.core.money import dollars
+from halter.core.tools import (
+    LEVELS,
+    TIMEOUT,
+    Effect,
+    Failed,
+    Happened,
+    Invalid,
+    Level,
+    Output,
+    Permit,
+    ToolSpec,
+    Unstoppable,
+    Valid,
+    sealed,
+)
+from halter.tools.arguments import Arguments
+from halter.tools.group import Threads
+from halter.tools.isolated import check_findable, run_isolated
+from halter.tools.result import MAX_OUTPUT, to_output
+
+Check = Callable[..., Any]
+"""A function with some of the tool's parameters that returns what became of an earlier call, as `Happened`."""
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+
+
+class FunctionTool:
+    """A plain function as a tool. It fulfils the port `Tool`."""
+
+    def __init__(self, function: Callable[..., Any], spec: ToolSpec, check: Check | None, max_output: int) -> None:
+        self._function = function
+        self._arguments = Arguments(spec.name, function)
+        self._check = check
+        self._max_output = max_output
+        self._spec = sealed(replace(spec, schema=self._arguments.schema))
+        if spec.isolate:
+            check_findable(spec.name, function)
+        if check is not None:
+            _demand_known_parameters(spec.name, check, self._arguments.names)
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What is known of it."""
+        return self._spec
+
+    def validate(self, arguments: bytes) -> Valid | Invalid:
+        """Check arguments as a model wrote them."""
+        return self._arguments.validate(arguments)
+
+    async def run(self, arguments: Valid, permit: Permit) -> Output:
+        """Call the function."""
+        permit.use()
+        if self._spec.isolate:
+            plain = self._arguments.revealed(arguments, permit)
+            return await run_isolated(self._function, plain, permit.id, self._max_output)
+        values = self._arguments.filled(arguments, permit)
+        unstoppable = self._spec.effect == "write"
+        return to_output(await _called(self._function, values, unstoppable=unstoppable), self._max_output)
+
+    async def check(self, arguments: Valid, permit: Permit) -> Happened:
+        """Ask the tool's own check; without one, nobody knows."""
+        permit.use()
+        if self._check is None:
+            return "unknown"
+        filled = self._arguments.filled(arguments, permit)
+        values = {name: filled[name] for name in inspect.signature(self._check).parameters}
+        found = await _called(self._check, values, unstoppable=False)
+        return found if found in get_args(Happened) else "unknown"
+
+    def __call__(self, *_arguments: Any, **_more: Any) -> NoReturn:
+        raise TypeError(
+            f"{self._spec.name} is a tool and is not called directly: it runs through the guard, as in "
+            f'guard.call("{self._spec.name}", ...).'
+        )
+
+    def call(self, plain: bytes, key: str) -> Any:
+        """Call the function at once, in the process that was made for this call and ends with it."""
+        return _call_now(self._function, self._arguments.read(plain, key))
+
+
+class Options(TypedDict, total=False):
+    """What is said of a tool beside its function.
+
+    `cost` is in dollars, or "learned" from earlier calls. `timeout` is in seconds or written like `5m`. `check` finds
+    out what became of a write whose answer was lost. `egress` says that the arguments choose where data goes.
+    `max_output` is how many characters of a result are kept.
+    """
+
+    name: str
+    level: Level
+    effect: Effect
+    idempotent: bool
+    egress: bool
+    check: Check
+    cost: float | str | Decimal
+    timeout: float | str
+    isolate: bool
+    max_output: int
+
+
+@overload
+def tool(function: Callable[..., Any], /, **options: Unpack[Options]) -> FunctionTool: ...
+@overload
+def tool(**options: Unpack[Options]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(
+    function: Callable[..., Any] | None = None, /, **options: Unpack[Options]
+) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    """Make a tool of a plain typed function: as `@tool`, as `@tool(level="SAFE")`, or as `tool(function, ...)`."""
+    if function is None:
+        return lambda function: tool(function, **options)
+    check = options.get("check")
+    return FunctionTool(function, _described(function, options), check, options.get("max_output", MAX_OUTPUT))
+
+
+def _described(function: Callable[..., Any], options: Options) -> ToolSpec:
+    cost = options.get("cost", 0)
+    timeout = options.get("timeout")
+    return ToolSpec(
+        name=_named(options.get("name", function.__name__)),
+        description=inspect.getdoc(function) or function.__name__.replace("_", " "),
+        schema=b"",
+        level=_known("level", options.get("level", "CONTROLLED"), LEVELS),
+        effect=_known("effect", options.get("effect", "write"), get_args(Effect)),
+        idempotent=options.get("idempotent", False),
+        egress=options.get("egress", False),
+        cost="learned" if cost == "learned" else dollars(cost),
+        timeout=TIMEOUT if timeout is None else _micros(timeout),
+        isolate=options.get("isolate", False),
+        checked="check" in options,
+    )
+
+
+def spec_from_hints(
+    name: str, description: str, schema: bytes, hints: Mapping[str, Any], *, server: str = ""
+) -> ToolSpec:
+    """Understand what an MCP server says of a tool.
+
+    Hints are claims: only a plain `true` counts, one that contradicts another counts for nothing, and what is not said
+    is taken to be the worse.
+    """
+    reads = hints.get("readOnlyHint") is True and hints.get("destructiveHint") is not True
+    spec = ToolSpec(
+        name=name,
+        description=description,
+        schema=schema,
+        level="CONTROLLED" if reads else "RESTRICTED",
+        effect="read" if reads else "write",
+        idempotent=hints.get("idempotentHint") is True,
+        egress=hints.get("openWorldHint") is not False,
+        server=server,
+    )
+    return sealed(spec)
+
+
+def call_plainly(found: Any, plain: bytes, key: str) -> Any:
+    """Call what another process found under a tool's name: the tool itself, or the function it was made of."""
+    if not isinstance(found, FunctionTool):
+        found = tool(found)
+    return found.call(plain, key)
+
+
+async def _called(function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Any:
+    if not inspect.iscoroutinefunction(function):
+        return await _in_thread(function, values, unstoppable=unstoppable)
+    try:
+        return await function(**values)
+    except asyncio.CancelledError as error:
+        # A function may well cancel what it started itself; only if its caller was cancelled is this the caller's.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise _failure(error) from error
+    except (Exception, SystemExit) as error:
+        raise _failure(error) from error
+
+
+async def _in_thread(function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Any:
+    call = partial(_call_now, function, values)
+    work = asyncio.get_running_loop().run_in_executor(Threads(), call)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if unstoppable:
+            raise Unstoppable(
+                f"{function.__name__} runs on in its thread, which cannot be stopped: nobody knows what it will do. "
+                "Make it async, or let it run with isolate=True."
+            ) from None
+        raise
+
+
+def _call_now(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    try:
+        if inspect.iscoroutinefunction(function):
+            return asyncio.run(function(**values))
+        return function(**values)
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        raise _failure(error) from error
+
+
+def _failure(error: BaseException) -> Failed | Unstoppable:
+    if isinstance(error, Failed | Unstoppable):
+        return error
+    return Failed(type(error).__name__, str(error))
+
+
+def _demand_known_parameters(tool: str, check: Check, known: frozenset[str]) -> None:
+    unknown = [name for name in inspect.signature(check).parameters if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"The check of the tool {tool} asks for {', '.join(unknown)}, which the tool itself does not take: "
+            "it may use the parameters of the tool only."
+        )
+
+
+def _named(name: str) -> str:
+    if _NAME.fullmatch(name):
+        return name
+    raise ConfigError(
+        f"{name!r} is no name for a tool: providers accept up to 64 letters, digits, _ and -, beginning with no digit."
+    )
+
+
+def _known(key: str, value: Any, allowed: tuple[str, ...]) -> Any:
+    if value in allowed:
+        return value
+    raise ConfigError(f"A tool's {key} cannot be {value!r}: it is one of {', '.join(allowed)}.")
+
+
+def _micros(timeout: float | str) -> int:
+    micros = parse_duration(timeout) if isinstance(timeout, str) else round(timeout * SECOND)
+    if micros > 0:
+        return micros
+    raise ConfigError(f"A tool's timeout cannot be {timeout!r}: every call must end, so it is longer than zero.")

@@ -1,0 +1,412 @@
+"""Plain functions as tools: what they take, what they give, how they fail, and how they are stopped."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from halter.core.clock import SECOND
+from halter.core.errors import ConfigError
+from halter.core.tools import Failed, Happened, Invalid, Output, Permit, Unstoppable, Valid, secret_names, with_secrets
+from halter.tools.arguments import CallKey
+from halter.tools.tool import FunctionTool, spec_from_hints, tool
+
+
+def permit(**secrets: str) -> Permit:
+    return Permit("call-1", deadline=0, secrets=secrets)
+
+
+def valid(subject: FunctionTool, **arguments: Any) -> Valid:
+    checked = subject.validate(json.dumps(arguments).encode())
+    assert isinstance(checked, Valid), checked
+    return checked
+
+
+async def ran(subject: FunctionTool, **arguments: Any) -> str:
+    return (await subject.run(valid(subject, **arguments), permit())).text
+
+
+class Place(BaseModel):
+    city: str
+    zip: int | None = None
+
+
+@tool(level="SAFE", effect="read", cost="0.002", timeout="5s")
+async def weather(place: Place, days: Annotated[int, Field(ge=1, description="how many")] = 3, copy: str = "") -> str:
+    """Tell what the weather will be like."""
+    return f"{place.city} {days}{copy}"
+
+
+@tool
+def add(a: int, b: list[int] = [0]) -> int:  # noqa: B006 A default that could be shared is the point here.
+    """Add numbers."""
+    b.append(a)
+    return sum(b)
+
+
+@tool(isolate=True)
+def isolated_sum(path: Path, numbers: list[int], key: CallKey) -> dict[str, Any]:
+    """Add numbers elsewhere."""
+    print("working")  # noqa: T201 What an isolated function prints must not disturb its answer.
+    return {"sum": sum(numbers), "name": path.name, "key": key, "other": os.getpid() != os.getppid()}
+
+
+@tool(isolate=True)
+def isolated_failure(how: str) -> str:
+    """Fail in some way."""
+    sys.stdout.write("so far so good\n")
+    sys.stdout.flush()
+    match how:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "leave":
+            os._exit(3)
+        case "exit":
+            sys.exit("enough")
+        case _:
+            raise OSError(how)
+    return ""
+
+
+@tool(isolate=True)
+async def isolated_flood(size: int) -> str:
+    """Print and return too much."""
+    os.write(1, b"x" * size)
+    return "y " * size
+
+
+@tool(isolate=True)
+def isolated_family(fifo: str) -> str:
+    """Start a child, tell both numbers, and hang."""
+    child = subprocess.Popen(["/bin/sleep", "600"])
+    Path(fifo).write_text(f"{os.getpid()} {child.pid}")
+    signal.pause()
+    return ""
+
+
+def test_signature_and_docstring_describe_a_tool() -> None:
+    spec = weather.spec
+    assert (spec.name, spec.description) == ("weather", "Tell what the weather will be like.")
+    assert (spec.level, spec.effect, spec.cost, spec.timeout) == ("SAFE", "read", 2000, 5 * SECOND)
+    schema = json.loads(spec.schema)
+    assert schema["required"] == ["place"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["days"]["minimum"] == 1
+    assert add.spec.level == "CONTROLLED"
+    assert add.spec.effect == "write"
+
+
+def test_a_digest_covers_everything_said_of_a_tool() -> None:
+    def same(x: int) -> None:
+        """Do it."""
+
+    digests = {
+        tool(same).spec.digest,
+        tool(same, level="SAFE").spec.digest,
+        tool(same, name="other").spec.digest,
+        tool(same, egress=True).spec.digest,
+        tool(same, timeout=1).spec.digest,
+    }
+    assert len(digests) == 5
+    assert tool(same).spec == tool(same).spec
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b'{"place": {"city": 5}}', "place.city: Input should be a valid string"),
+        (b"{}", "place: Field required"),
+        (b'{"place": {"city": "a"}, "days": 0}', "days: Input should be greater"),
+        (b'{"place": {"city": "a"}, "days": "many"}', "days: Input should be a valid integer"),
+        (b'{"place": {"city": "a"}, "surprise": 1}', "surprise: Extra inputs are not permitted"),
+        (b'{"place": {"city": "\\ud800"}}', "Invalid JSON"),
+        (b"", "place: Field required"),
+        (b"null", "Input should be an object"),
+        (b"[1]", "Input should be an object"),
+        (b"{", "Invalid JSON"),
+        (b"\xff\x00", "Invalid JSON"),
+        (b"[" * 100_000, "recursion limit"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_a_sentence_for_the_model(sent: bytes, told: str) -> None:
+    refused = weather.validate(sent)
+    assert isinstance(refused, Invalid)
+    assert refused.sentence.startswith("The arguments of weather do not fit.")
+    assert told in refused.sentence
+
+
+def test_what_cannot_be_json_again_is_refused() -> None:
+    @tool
+    def anything(x: Any) -> None: ...
+
+    assert isinstance(anything.validate(b'{"x": null}'), Valid)
+    assert isinstance(anything.validate(b'{"x": NaN}'), Invalid)
+    assert isinstance(anything.validate(b'{"x": [1e999]}'), Invalid)
+
+
+def test_equal_arguments_have_one_canonical_form() -> None:
+    one = weather.validate(b' { "days":3, "place": {"zip":null,"city":"K\xc3\xb6ln"} }')
+    other = weather.validate(b'{"place":{"city":"K\\u00f6ln"}}')
+    assert isinstance(one, Valid)
+    assert isinstance(other, Valid)
+    assert one.canonical == other.canonical
+    assert one.canonical == '{"copy":"","days":3,"place":{"city":"Köln","zip":null}}'.encode()
+
+
+async def test_async_and_blocking_functions_run_and_defaults_are_not_shared() -> None:
+    assert await ran(weather, place={"city": "Bonn"}, copy="!") == "Bonn 3!"
+    assert await ran(add, a=2) == "2"
+    assert await ran(add, a=2) == "2"
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ("as is", "as is"),
+        (None, "null"),
+        ({"b": [1, 2]}, '{"b":[1,2]}'),
+        (Place(city="Bonn"), '{"city":"Bonn","zip":null}'),
+        (b"plain", "plain"),
+        (b"\x00\x01", "[2 bytes that are not text, in base64]\nAAE="),
+        (b"\xff\xfe", "[2 bytes that are not text, in base64]\n//4="),
+        (Output("text", cost=7), "text"),
+    ],
+)
+async def test_any_result_becomes_text(result: Any, text: str) -> None:
+    @tool
+    async def give() -> Any:
+        return result
+
+    assert await ran(give) == text
+
+
+async def test_a_function_may_report_its_cost() -> None:
+    @tool
+    async def give() -> Output:
+        return Output("text", cost=7)
+
+    assert await give.run(valid(give), permit()) == Output("text", 7)
+
+
+async def test_a_huge_result_is_cut_in_the_middle_between_words() -> None:
+    @tool(max_output=1000)
+    async def give() -> str:
+        return "begin " + "word " * 100_000 + "end"
+
+    text = await ran(give)
+    assert len(text) < 1100
+    assert text.startswith("begin word")
+    assert text.endswith("word end")
+    assert "characters are left out here]" in text
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("bad"), "ValueError: bad"),
+        (KeyError("k"), "KeyError: 'k'"),
+        (TimeoutError("slow"), "TimeoutError: slow"),
+        (SystemExit("bye"), "SystemExit: bye"),
+        (asyncio.CancelledError(), "CancelledError: "),
+        (Failed("Own", "words"), "Own: words"),
+        (ValueError("x" * 1000), "ValueError: " + "x" * 288),
+    ],
+)
+async def test_whatever_a_function_raises_is_a_failure(error: BaseException, told: str, *, blocking: bool) -> None:
+    def block() -> None:
+        raise error
+
+    async def wait() -> None:
+        raise error
+
+    subject = tool(block if blocking else wait)
+    with pytest.raises(Failed) as failed:
+        await ran(subject)
+    assert str(failed.value) == told
+
+
+async def test_a_permit_is_used_up_by_a_run_even_a_failed_one() -> None:
+    used = permit()
+    await weather.run(valid(weather, place={"city": "x"}), used)
+    with pytest.raises(RuntimeError, match="used before"):
+        await weather.run(valid(weather, place={"city": "x"}), used)
+
+
+def test_a_tool_cannot_be_called_past_the_guard() -> None:
+    with pytest.raises(TypeError, match="runs through the guard"):
+        weather(place={"city": "x"})
+
+
+async def test_secrets_are_put_in_only_for_the_call() -> None:
+    got: list[Any] = []
+
+    @tool
+    async def send(place: Place, headers: dict[str, list[str]], key: CallKey) -> None:
+        got.append((place.city, headers, key))
+
+    arguments = valid(send, place={"city": "in ${secret:TOWN}"}, headers={"a": ["Bearer ${secret:KEY}"]})
+    assert secret_names(arguments.canonical) == {"TOWN", "KEY"}
+    await send.run(arguments, permit(TOWN="${secret:KEY}", KEY='quote" and \\'))
+    assert got == [("in ${secret:KEY}", {"a": ['Bearer quote" and \\']}, "call-1")]
+    assert b"quote" not in arguments.canonical
+    assert "quote" not in repr(arguments.values)
+
+
+async def test_a_secret_that_was_not_granted_stops_the_call() -> None:
+    with pytest.raises(Failed, match="UnknownSecret: OTHER is no secret"):
+        await weather.run(valid(weather, place={"city": "${secret:OTHER}"}), permit(KEY="x"))
+
+
+def test_secrets_reach_texts_and_nothing_else() -> None:
+    value = {"${secret:A}": ["${secret:A}", 1, None, {"x": "<${secret:A}>"}, "${secret:}", "$secret:A"]}
+    expected = {"${secret:A}": ["1", 1, None, {"x": "<1>"}, "${secret:}", "$secret:A"]}
+    assert with_secrets(value, {"A": "1"}.__getitem__) == expected
+
+
+async def test_a_check_tells_what_became_of_a_call() -> None:
+    async def paid(amount: int, key: CallKey) -> Happened:
+        return "done" if (amount, key) == (5, "call-1") else "not_done"
+
+    def pay(amount: int, to: str, key: CallKey) -> None: ...
+
+    subject = tool(pay, check=paid)
+    assert subject.spec.checked
+    assert "key" not in json.loads(subject.spec.schema)["properties"]
+    assert await subject.check(valid(subject, amount=5, to="ann"), permit()) == "done"
+    assert await subject.check(valid(subject, amount=6, to="ann"), permit()) == "not_done"
+    assert await weather.check(valid(weather, place={"city": "x"}), permit()) == "unknown"
+    assert await tool(pay, check=lambda: "perhaps").check(valid(subject, amount=5, to="a"), permit()) == "unknown"
+
+
+def _starred(*numbers: int) -> None: ...
+
+
+def _plain(x: int) -> None: ...
+
+
+def _odd(x: asyncio.Task[None]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "told"),
+    [
+        (_starred, {}, "which no schema can describe"),
+        (_odd, {}, "has a type that cannot be described"),
+        (_plain, {"name": "has space"}, "is no name for a tool"),
+        (_plain, {"level": "HARMLESS"}, "level cannot be 'HARMLESS'"),
+        (_plain, {"effect": "none"}, "effect cannot be 'none'"),
+        (_plain, {"timeout": 0}, "timeout cannot be 0"),
+        (_plain, {"timeout": "soon"}, "is not a duration"),
+        (_plain, {"check": lambda y: y}, "asks for y"),
+        (lambda: None, {"name": "local", "isolate": True}, "stands inside another function"),
+    ],
+)
+def test_a_mistake_in_a_tool_is_told_where_it_is_made(function: Any, options: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        tool(function, **options)
+
+
+async def test_cancelling_reaches_an_async_function() -> None:
+    seen = asyncio.Event()
+
+    @tool
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.set()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await ran(hang)
+    assert seen.is_set()
+
+
+async def test_a_blocked_read_is_abandoned_and_a_blocked_write_is_said_to_be_unstoppable() -> None:
+    release, started = threading.Event(), threading.Semaphore(0)
+
+    def block() -> None:
+        started.release()
+        release.wait()
+
+    for effect, raised in (("read", asyncio.CancelledError), ("write", Unstoppable)):
+        task = asyncio.create_task(ran(tool(block, effect=effect)))
+        await asyncio.to_thread(started.acquire)
+        task.cancel()
+        with pytest.raises(raised):
+            await task
+    release.set()
+
+
+async def test_an_isolated_function_answers_from_another_process() -> None:
+    answer = json.loads(await ran(isolated_sum, path="/a/b", numbers=[1, 2]))
+    assert answer == {"sum": 3, "name": "b", "key": "call-1", "other": True}
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("kill", "Crashed: the tool's process ended without an answer: signal SIGKILL."),
+        ("leave", "Crashed: the tool's process ended without an answer: exit code 3."),
+        ("exit", "SystemExit: enough"),
+        ("disk gone", "OSError: disk gone"),
+    ],
+)
+async def test_an_isolated_function_that_fails_or_dies_is_a_failure_with_what_it_printed(how: str, told: str) -> None:
+    with pytest.raises(Failed) as failed:
+        await ran(isolated_failure, how=how)
+    assert str(failed.value) == told
+    assert failed.value.partial == "so far so good\n"
+
+
+async def test_an_isolated_function_cannot_flood() -> None:
+    text = await ran(isolated_flood, size=6_000_000)
+    assert 9_000_000 < len(text) < 10_001_000
+
+
+async def test_an_isolated_function_is_killed_with_its_children(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    task = asyncio.create_task(ran(isolated_family, fifo=str(fifo)))
+    family = [int(pid) for pid in (await asyncio.to_thread(fifo.read_text)).split()]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not any(runs(pid) for pid in family)
+
+
+def runs(pid: int) -> bool:
+    """Tell whether a process runs; one that nobody has reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("hints", "level", "effect", "idempotent", "egress"),
+    [
+        ({}, "RESTRICTED", "write", False, True),
+        ({"readOnlyHint": True}, "CONTROLLED", "read", False, True),
+        ({"readOnlyHint": True, "openWorldHint": False}, "CONTROLLED", "read", False, False),
+        ({"readOnlyHint": True, "destructiveHint": True}, "RESTRICTED", "write", False, True),
+        ({"readOnlyHint": "true", "idempotentHint": 1}, "RESTRICTED", "write", False, True),
+        ({"destructiveHint": False, "idempotentHint": True}, "RESTRICTED", "write", True, True),
+    ],
+)
+def test_hints_of_mcp_servers_are_read_as_claims(
+    hints: Mapping[str, Any], level: str, effect: str, *, idempotent: bool, egress: bool
+) -> None:
+    spec = spec_from_hints("server__it", "Does it.", b"{}", hints, server="server")
+    assert (spec.level, spec.effect, spec.idempotent, spec.egress) == (level, effect, idempotent, egress)
+    assert spec.digest
