@@ -27,7 +27,6 @@ OnCap = Literal["wrap_up", "stop", "ask"]
 Approval = Literal["always", "never"]
 Simulate = Literal["never", "asked", "always"]
 SIMULATES: Final[tuple[Simulate, ...]] = ("never", "asked", "always")
-Sandbox = Literal["bubblewrap", "none"]
 
 Duration = Annotated[int, Meta(extra={"written": "duration"})]
 """Microseconds, written as `30m` or as a number of seconds."""
@@ -40,13 +39,15 @@ Rate = Annotated[int | None, Meta(extra={"written": "rate"})]
 Zone = Annotated[str, Meta(extra={"written": "zone"})]
 Name = Annotated[str, Meta(extra={"written": "name"})]
 Host = Annotated[str, Meta(extra={"written": "host"})]
-"""A host name, or `*.example.com` for all hosts below a domain."""
+"""A host name, `*.example.com` for all hosts below a domain, or `*` for all."""
 ModelPattern = Annotated[str, Meta(extra={"written": "model"})]
 """A `provider:model`, where `*` at the end stands for any rest."""
 SecretName = Annotated[str, Meta(extra={"written": "secret"})]
 
 RATES: Final[Mapping[Level, int]] = MappingProxyType({"PRIVILEGED": 20})
 """Attempts per hour where nobody set a rate; the other levels have none."""
+SIMULATED: Final[Mapping[Level, Simulate]] = MappingProxyType({"RESTRICTED": "asked", "PRIVILEGED": "asked"})
+"""When a model predicts the outcome where nobody said so; the other levels never."""
 APPROVAL_EXPIRY: Final = 24 * HOUR
 
 
@@ -140,9 +141,7 @@ class AgentBounds(_Spec, frozen=True):
 class ShellBounds(_Spec, frozen=True):
     """What the shell of any agent may do."""
 
-    sandbox: Annotated[Sandbox, Meta(description="`none` allows agents to run commands without a sandbox.")] = (
-        "bubblewrap"
-    )
+    sandbox: Annotated[bool, Meta(description="`false` allows agents to run commands without a sandbox.")] = True
     network: Annotated[bool, Meta(description="Whether commands may reach the network.")] = False
 
 
@@ -194,8 +193,8 @@ class ShellSpec(_Spec, frozen=True):
     """The built-in tool that runs commands."""
 
     root: Annotated[str, Meta(min_length=1, description="The folder that commands run in, seen from the agent's own.")]
-    sandbox: Annotated[Sandbox, Meta(description="What commands are locked into; `none` must be written out.")] = (
-        "bubblewrap"
+    sandbox: Annotated[bool, Meta(description="`false` runs commands without a sandbox; the fleet must allow it.")] = (
+        True
     )
     network: Annotated[bool, Meta(description="Whether commands may reach the network.")] = False
 
@@ -253,12 +252,12 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What holds for one tool. Without an approval of its own, the mode decides; without `simulate`, the level does."""
+    """What holds for one tool. Without an approval of its own, the mode and the level decide."""
 
     level: Level
     approval: Approval | None
     rate: int | None
-    simulate: Simulate | None
+    simulate: Simulate
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,14 +304,16 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         fleet, agent = self.policies
         base = _placed(fleet, tool, declared)
         level = LEVELS[max(LEVELS.index(base), LEVELS.index(_placed(agent, tool, base)))]
-        ours, theirs = [_cells(fleet, tool, each) for each in (base, level)], _cells(agent, tool, level)
-        rates = [_first(cells, "rate", RATES.get(each)) for cells, each in zip(ours, (base, level), strict=True)]
-        simulates = [_first(cells, "simulate") for cells in (*ours, theirs)]
+        both: tuple[Level, Level] = (base, level)
+        ours: list[tuple[Level, tuple[LevelRule, ...]]] = [(each, _cells(fleet, tool, each)) for each in both]
+        theirs = _cells(agent, tool, level)
+        rates = [_first(cells, "rate", RATES.get(each)) for each, cells in ours]
+        simulates = [_first(cells, "simulate", SIMULATED.get(each, "never")) for each, cells in ours]
         return Rule(
             level=level,
-            approval=_approval([_first(cells, "approval") for cells in ours], _first(theirs, "approval")),
+            approval=_approval([_first(cells, "approval") for _, cells in ours], _first(theirs, "approval")),
             rate=min((rate for rate in (*rates, *_said(theirs, "rate")) if rate is not None), default=None),
-            simulate=max((word for word in simulates if word), key=SIMULATES.index, default=None),
+            simulate=max((*simulates, *_said(theirs, "simulate")), key=SIMULATES.index),
         )
 
     def allows_model(self, model: str) -> bool:

@@ -1,0 +1,140 @@
+"""How people write amounts, times and names, and what is read from it."""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Final
+from zoneinfo import available_timezones
+
+import msgspec
+
+from halter.core.clock import SECOND
+from halter.core.durations import parse_duration
+from halter.core.errors import ConfigError
+from halter.core.money import DOLLAR, dollars
+from halter.core.usage import ModelName
+
+LARGEST: Final = 2**53
+"""Whole numbers up to this one are the same in every store, every JSON reader and on every screen."""
+NONE: Final = "none"
+
+_RATE: Final = r"([0-9]{1,9})\s*/\s*(?:hour|h)"
+_NAME: Final = r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,62}[A-Za-z0-9])?"
+_HOST: Final = r"\*|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9])?|\[?[0-9a-f:.]+\]?"
+_REFERABLE: Final = r"[A-Za-z_][A-Za-z0-9_.-]{0,127}"
+_MONEY: Final = {"type": "number", "minimum": 0}
+_TIME: Final = {"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}]}
+
+
+class Unfit(ValueError):
+    """A value that cannot be read as what it stands for."""
+
+
+class Word(msgspec.Struct, frozen=True):
+    """A form of writing: how it is read, what it is, and its JSON Schema. `read` raises Unfit."""
+
+    read: Callable[[Any], Any]
+    expected: str
+    schema: Mapping[str, Any]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _duration(value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            micros = parse_duration(value)
+        except ConfigError:
+            raise Unfit from None
+    elif _is_number(value):
+        micros = round(value * SECOND)
+    else:
+        raise Unfit
+    if not 0 <= micros <= LARGEST:
+        raise Unfit
+    return micros
+
+
+def _dollars(value: Any) -> int:
+    if not _is_number(value) or not 0 <= value <= LARGEST // DOLLAR:
+        raise Unfit
+    return dollars(value)
+
+
+def _rate(value: Any) -> int:
+    found = re.fullmatch(_RATE, value) if isinstance(value, str) else None
+    if found is None:
+        raise Unfit
+    return int(found[1])
+
+
+def _or_none(read: Callable[[Any], int]) -> Callable[[Any], int | None]:
+    return lambda value: None if value == NONE else read(value)
+
+
+def _matching(pattern: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or re.fullmatch(pattern, value) is None:
+            raise Unfit
+        return value
+
+    return read
+
+
+@cache
+def _zones() -> frozenset[str]:
+    return frozenset(available_timezones())
+
+
+def _zone(value: Any) -> str:
+    if not isinstance(value, str) or value not in _zones():
+        raise Unfit
+    return value
+
+
+def _host(value: Any) -> str:
+    return _matching(_HOST)(value.lower() if isinstance(value, str) else value)
+
+
+def _model(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Unfit
+    if value == "*":
+        return value
+    try:
+        model = str(ModelName.parse(value))
+    except ValueError:
+        raise Unfit from None
+    if "*" in model[:-1]:
+        raise Unfit
+    return model
+
+
+def _text(pattern: str) -> Mapping[str, Any]:
+    return {"type": "string", "pattern": f"^(?:{pattern})$"}
+
+
+def _unless_none(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"anyOf": [schema, {"const": NONE}]}
+
+
+WORDS: Final[Mapping[str, Word]] = MappingProxyType(
+    {
+        "duration": Word(_duration, "a duration, as in 30s, 15m or 1h30m", _TIME),
+        "lasting": Word(_or_none(_duration), "a duration, as in 90d, or none", _TIME),
+        "dollars": Word(
+            _or_none(_dollars), "a number of dollars, as in 0.50, or none for no cap", _unless_none(_MONEY)
+        ),
+        "rate": Word(_or_none(_rate), "a rate, as in 20/hour, or none", _unless_none(_text(_RATE))),
+        "zone": Word(_zone, "a time zone, as in Europe/Berlin", {"type": "string"}),
+        "name": Word(_matching(_NAME), "a name of up to 64 letters, digits, - and _", _text(_NAME)),
+        "host": Word(_host, "a host, as in api.example.com, *.example.com or * for all", {"type": "string"}),
+        "model": Word(_model, "a model, as in anthropic:claude-sonnet-4-5 or anthropic:*", {"type": "string"}),
+        "secret": Word(
+            _matching(_REFERABLE), "the name of a secret, made of letters, digits, _, . and -", _text(_REFERABLE)
+        ),
+    }
+)

@@ -1,0 +1,327 @@
+"""Every key of both files is read, and ends where somebody looks at it."""
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halter.config.agent import Agent, agent_of, read_agent
+from halter.config.fleet import Fleet, fleet_of, read_fleet
+from halter.config.load import load_bytes
+from halter.config.resolve import resolve
+from halter.config.schema import agent_schema, fleet_schema
+from halter.core.clock import DAY, HOUR, MINUTE
+from halter.core.errors import ConfigError
+from halter.core.limits import Cap
+from halter.core.spec import FilesSpec, Phase, Resolved, ShellSpec
+from halter.core.usage import FREE, Price
+
+
+def fleet(text: str) -> Fleet:
+    return fleet_of(load_bytes(text.encode(), "halter.yaml")) if text else Fleet()
+
+
+def agent(text: str = "") -> Agent:
+    return agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
+
+
+def nested(path: str, value: str) -> str:
+    """Write a dotted key as YAML."""
+    keys = path.split("/")
+    return "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys))[:-1] + f" {value}\n"
+
+
+def caps(resolved: Resolved, scope: str, per: str) -> int | None:
+    found: Mapping[str, tuple[Cap, ...]] = {"agent": resolved.caps.agent, "fleet": resolved.caps.fleet}
+    return next(cap.max_cost_usd for cap in found[scope] if cap.per == per)
+
+
+LIMITS: list[tuple[str, str, Any, Any]] = [
+    ("max_cost_usd", "0.001", lambda r: r.caps.session.max_cost_usd, 1000),
+    ("max_cost_usd", "none", lambda r: r.caps.session.max_cost_usd, None),
+    ("cost_limit", "0.25", lambda r: r.caps.session.max_cost_usd, 250_000),
+    ("max_cost_usd_per_hour", "0.5", lambda r: caps(r, "agent", "hour"), 500_000),
+    ("max_cost_usd_per_day", "2", lambda r: caps(r, "agent", "day"), 2_000_000),
+    ("on_cap", "ask", lambda r: r.on_cap, "ask"),
+    ("token_budget", "1000", lambda r: r.caps.token_budget, 1000),
+    ("token_budget", "0", lambda r: r.caps.token_budget, None),
+    ("max_steps", "7", lambda r: r.max_steps, 7),
+    ("timeout", "30m", lambda r: r.timeout, 30 * MINUTE),
+    ("timeout", "90", lambda r: r.timeout, 90_000_000),
+    ("timeout", "0", lambda r: r.timeout, 0),
+    ("min_output_tokens", "64", lambda r: r.min_output_tokens, 64),
+    ("reserve_tokens", "100", lambda r: r.reserve_tokens, 100),
+    ("reserve_cost_fraction", "0.2", lambda r: r.reserve_cost_fraction, 0.2),
+]
+POLICY: list[tuple[str, str, Any, Any]] = [
+    ("policy/levels/SAFE/approval", "always", lambda r: r.rule("any", "SAFE").approval, "always"),
+    ("policy/levels/SAFE/rate", "5/hour", lambda r: r.rule("any", "SAFE").rate, 5),
+    ("policy/levels/SAFE/simulate", "always", lambda r: r.rule("any", "SAFE").simulate, "always"),
+    ("policy/tools/*/approval", "always", lambda r: r.rule("deploy", "SAFE").approval, "always"),
+    ("policy/tools/*/rate", "3/hour", lambda r: r.rule("deploy", "SAFE").rate, 3),
+    ("policy/tools/*/simulate", "asked", lambda r: r.rule("deploy", "SAFE").simulate, "asked"),
+    ("policy/tools/*/level", "PRIVILEGED", lambda r: r.rule("deploy", "SAFE").level, "PRIVILEGED"),
+    ("policy/disabled", "[deploy, shell]", lambda r: r.disabled, ("deploy", "shell")),
+    ("policy/approval_expiry", "2h", lambda r: r.approval_expiry, 2 * HOUR),
+]
+AGENT: list[tuple[str, str, Any, Any]] = [
+    *((f"limits/{key}", *rest) for key, *rest in LIMITS),
+    *POLICY,
+    ("mode", "ASSIST", lambda r: r.mode, "ASSIST"),
+    ("observe", "false", lambda r: r.observe, False),
+    ("tools/files/root", "data", lambda r: r.tools.files, FilesSpec(root="data")),
+    ("tools/http/hosts", "[API.example.com]", lambda r: r.allowed_hosts, ("api.example.com",)),
+    ("tools/shell", "{root: .}", lambda r: r.tools.shell, ShellSpec(root=".", sandbox=True, network=False)),
+    ("tools/shell/root", "work", lambda r: r.tools.shell.root, "work"),
+    ("tools/own", "[look_up]", lambda r: r.tools.own, ("look_up",)),
+    ("phases", "{look: [read], act: all}", lambda r: r.phases, (Phase("look", ("read",)), Phase("act", None))),
+    ("phases/work", "[read, write]", lambda r: r.phases, (Phase("work", ("read", "write")),)),
+    ("allowed_models", "[anthropic/claude]", lambda r: r.allowed_models, ("anthropic:claude",)),
+    ("secrets", "[API_KEY]", lambda r: r.secrets, ("API_KEY",)),
+]
+FLEET: list[tuple[str, str, Any, Any]] = [
+    *((f"agents/limits/{key}", *rest) for key, *rest in LIMITS),
+    *POLICY,
+    ("zone", "Europe/Berlin", lambda r: r.caps.zone, "Europe/Berlin"),
+    ("mode", "FULL", lambda r: r.mode, "FULL"),
+    ("observe", "true", lambda r: r.observe, True),
+    ("limits/max_cost_usd_per_day", "50", lambda r: caps(r, "fleet", "day"), 50_000_000),
+    ("limits/max_cost_usd_per_month", "300", lambda r: caps(r, "fleet", "month"), 300_000_000),
+    ("allowed_models", "['anthropic:*']", lambda r: r.allows_model("openai:gpt"), False),
+    ("allowed_hosts", "['*.example.com']", lambda r: r.allowed_hosts, ("*.example.com",)),
+    ("models/*/price", "free", lambda r: r.prices, {"mine:deploy": FREE}),
+    ("models/*/price/input", "3", None, None),
+    ("models/*/price/output", "15", None, None),
+    ("models/*/price/cache_read", "0.3", None, None),
+    ("models/*/price/cache_write", "3.75", None, None),
+]
+
+
+def placed(path: str) -> str:
+    return path.replace("models/*", "models/mine:deploy").replace("/*", "/deploy")
+
+
+@pytest.mark.parametrize(("path", "written", "look", "expected"), AGENT)
+def test_each_key_of_an_agent_ends_in_what_is_resolved(path: str, written: str, look: Any, expected: Any) -> None:
+    assert look(resolve(Fleet(), agent(nested(placed(path), written)))) == expected
+
+
+@pytest.mark.parametrize(("path", "written", "look", "expected"), [case for case in FLEET if case[2]])
+def test_each_key_of_the_fleet_ends_in_what_is_resolved(path: str, written: str, look: Any, expected: Any) -> None:
+    assert look(resolve(fleet(nested(placed(path), written)), agent())) == expected
+
+
+def test_the_price_of_a_model_is_read() -> None:
+    text = "models: {mine/big: {price: {input: 3, output: 15, cache_read: 0.3, cache_write: 3.75}}}\n"
+    price = Price(Decimal(3), Decimal(15), Decimal("0.3"), Decimal("3.75"))
+    assert resolve(fleet(text), agent()).prices == {"mine:big": price}
+
+
+def test_retention_is_read() -> None:
+    assert fleet("retention: 90d\n").spec.retention == 90 * DAY
+    assert fleet("retention: none\n").spec.retention is None
+
+
+def test_what_the_fleet_allows_a_shell_to_do_is_read() -> None:
+    text = "tools: {shell: {root: ., sandbox: false, network: true}}\n"
+    resolved = resolve(fleet("shell: {sandbox: false, network: true}\n"), agent(text))
+    assert resolved.tools.shell == ShellSpec(root=".", sandbox=False, network=True)
+
+
+def test_the_secrets_that_the_fleet_allows_are_read() -> None:
+    with pytest.raises(ConfigError, match=r"allows only `B` \(`allowed_secrets`\)"):
+        resolve(fleet("allowed_secrets: [B]\n"), agent("secrets: [A]\n"))
+
+
+def test_the_name_is_read() -> None:
+    assert resolve(Fleet(), agent()).name == "night-watch"
+
+
+ELSEWHERE = {
+    "name",
+    "tools/shell/sandbox",
+    "tools/shell/network",
+    "shell/sandbox",
+    "shell/network",
+    "allowed_secrets",
+    "retention",
+}
+"""Keys with a test of their own above."""
+
+
+def keys(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """List every key that a schema knows; free keys are written as a star."""
+    below = dict(schema.get("properties", {}))
+    if isinstance(free := schema.get("additionalProperties"), dict) and "properties" in free:
+        below["*"] = free
+    for member in schema.get("anyOf", ()):
+        yield from keys(member, path)
+    for key, part in below.items():
+        deeper = list(keys(part, (*path, key)))
+        yield from deeper or ["/".join((*path, key))]
+        if part.get("anyOf") and deeper:
+            yield "/".join((*path, key))
+
+
+def generic(path: str) -> str:
+    return path.replace("levels/SAFE", "levels/*")
+
+
+@pytest.mark.parametrize(
+    ("schema", "cases"), [(agent_schema(), AGENT), (fleet_schema(), FLEET)], ids=["agent.yaml", "halter.yaml"]
+)
+def test_no_key_is_without_a_test_that_shows_its_reader(schema: dict[str, Any], cases: list[Any]) -> None:
+    tested = {generic(path) for path, *_ in cases} | ELSEWHERE
+    known = set(keys(schema))
+    assert "policy/tools/*/rate" in known
+    assert known - tested == set()
+
+
+def test_the_defaults_are_those_that_are_documented() -> None:
+    resolved = resolve(Fleet(), agent())
+    assert resolved.caps.session == Cap(1_000_000)
+    assert resolved.caps.agent == (Cap(5_000_000, "day"),)
+    assert resolved.caps.fleet == (Cap(20_000_000, "day"),)
+    assert (resolved.caps.token_budget, resolved.caps.zone) == (None, "UTC")
+    assert (resolved.mode, resolved.observe, resolved.on_cap) == ("SEMI", False, "wrap_up")
+    assert (resolved.max_steps, resolved.timeout, resolved.approval_expiry) == (50, HOUR, 24 * HOUR)
+    assert (resolved.min_output_tokens, resolved.reserve_tokens, resolved.reserve_cost_fraction) == (256, 512, 0.1)
+    assert resolved.phases == (Phase("work", None),)
+    assert (resolved.allowed_models, resolved.allowed_hosts, resolved.secrets) == (None, None, ())
+    assert resolved.rule("any", "PRIVILEGED").rate == 20
+    assert resolved.rule("any", "RESTRICTED").rate is None
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "limits:\n  max_cost_us: 1\n",
+            "agent.yaml line 3: `max_cost_us` is not a key of `limits`; did you mean `max_cost_usd`? Its keys are",
+        ),
+        ("limit: {}\n", "agent.yaml line 2: `limit` is not a key of agent.yaml; did you mean `limits`? Its keys are"),
+        ("zzz: 1\n", "agent.yaml line 2: `zzz` is not a key of agent.yaml; its keys are `name`, `mode`,"),
+        ("limits:\n  max_steps: ten\n", "agent.yaml line 3: `limits.max_steps` is the text 'ten', but must be a whole"),
+        (
+            "limits:\n  max_steps: 0\n",
+            "agent.yaml line 3: `limits.max_steps` is the number 0, but must be a whole numb",
+        ),
+        ("limits:\n  max_steps: true\n", "agent.yaml line 3: `limits.max_steps` is true, but must be a whole number"),
+        (
+            "limits:\n  max_cost_usd:\n",
+            "agent.yaml line 3: `limits.max_cost_usd` is empty, but must be a number of dol",
+        ),
+        ("limits:\n  max_cost_usd: -1\n", "agent.yaml line 3: `limits.max_cost_usd` is the number -1, but must be a"),
+        ("limits:\n  max_cost_usd: 1e300\n", "agent.yaml line 3: `limits.max_cost_usd` is the number 1e+300, but must"),
+        ("limits:\n  max_cost_usd: $1\n", "agent.yaml line 3: `limits.max_cost_usd` is the text '$1', but must be a n"),
+        ("limits:\n  max_cost_usd: 1\n  cost_limit: 1\n", "agent.yaml line 4: `cost_limit` and `max_cost_usd` are two"),
+        (
+            "limits:\n  timeout: soon\n",
+            "agent.yaml line 3: `limits.timeout` is the text 'soon', but must be a duration",
+        ),
+        ("limits:\n  timeout: -5\n", "agent.yaml line 3: `limits.timeout` is the number -5, but must be a duration"),
+        (
+            "limits:\n  on_cap: halt\n",
+            "agent.yaml line 3: `limits.on_cap` is the text 'halt', which is none of its words; they are `ask`, `stop`",
+        ),
+        ("limits: [1]\n", "agent.yaml line 2: `limits` is a list, but must be a mapping"),
+        ("limits:\n", "agent.yaml line 2: `limits` is empty, but must be a mapping"),
+        (
+            "mode: FULLL\n",
+            "agent.yaml line 2: `mode` is the text 'FULLL', which is none of its words; did you mean `FULL`? They",
+        ),
+        ("observe: yes\n", "agent.yaml line 2: `observe` is the text 'yes', but must be true or false."),
+        (
+            "policy:\n  levels:\n    SAVE: {}\n",
+            "agent.yaml line 4: `SAVE` is not a key of `policy.levels`; did you mean",
+        ),
+        (
+            "policy:\n  levels:\n    SAFE: {level: SAFE}\n",
+            "agent.yaml line 4: `level` is not a key of `policy.levels.S",
+        ),
+        (
+            "policy:\n  tools:\n    a: {rate: 1/hour}\n    b:\n      rate: 20/day\n",
+            "agent.yaml line 6: `policy.tools.b.rate` is the text '20/day', but must be a rate, as in 20/hour, or",
+        ),
+        (
+            "policy:\n  disabled: shell\n",
+            "agent.yaml line 3: `policy.disabled` is the text 'shell', but must be a list",
+        ),
+        (
+            "policy:\n  disabled:\n  - a\n  - 3\n",
+            "agent.yaml line 5: `policy.disabled[2]` is the number 3, but must be",
+        ),
+        ("tools:\n  files: {}\n", "agent.yaml line 3: `root` is missing from `tools.files`; write it."),
+        ("tools:\n  http:\n    hosts: ['a/b']\n", "agent.yaml line 4: `tools.http.hosts[1]` is the text 'a/b', but mu"),
+        (
+            "tools:\n  http:\n    hosts: ['a*']\n",
+            "agent.yaml line 4: `tools.http.hosts[1]` is the text 'a*', but must be",
+        ),
+        ("phases: {}\n", "agent.yaml line 2: `phases` is empty, but must be a mapping with at least one key."),
+        ("phases: review\n", "agent.yaml line 2: `phases` is the text 'review', but must be a mapping"),
+        (
+            "phases: {work: some}\n",
+            "agent.yaml line 2: `phases.work` is the text 'some', which is none of its words; they are `all`.",
+        ),
+        ("allowed_models: [claude]\n", "agent.yaml line 2: `allowed_models[1]` is the text 'claude', but must be a mo"),
+        ("allowed_models: ['a*b:c']\n", "agent.yaml line 2: `allowed_models[1]` is the text 'a*b:c', but must be"),
+        ("secrets: ['${secret:A}']\n", "agent.yaml line 2: `secrets[1]` is the text '${secret:A}', but must be the na"),
+    ],
+)
+def test_a_wrong_key_or_type_is_a_sentence_with_file_line_key_and_fix(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        agent(text)
+    assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("zone: Mars/Base\n", "halter.yaml line 1: `zone` is the text 'Mars/Base', but must be a time zone"),
+        ("zone: [UTC]\n", "halter.yaml line 1: `zone` is a list, but must be a time zone"),
+        ("models:\n  a:*: {price: free}\n", "halter.yaml line 2: `a:*` is not one model; name each with its price."),
+        (
+            "models:\n  a:b: {price: cheap}\n",
+            "halter.yaml line 2: `models.a:b.price` is the text 'cheap', which is none",
+        ),
+        ("models:\n  a:b:\n    price: {input: 1}\n", "halter.yaml line 3: `output` is missing from `models.a:b.price`"),
+        ("models:\n  a:b:\n    price: {input: -1, output: 1}\n", "halter.yaml line 3: A price is a number of dollars"),
+        ("models:\n  a:b: {}\n", "halter.yaml line 2: `price` is missing from `models.a:b`; write it."),
+        ("hello\n", "halter.yaml line 1: the file is the text 'hello', but must be a mapping"),
+        ("- a\n", "halter.yaml line 1: the file is a list, but must be a mapping"),
+    ],
+)
+def test_a_wrong_fleet_is_a_sentence_too(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        fleet(text)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_an_agent_without_a_name_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"agent\.yaml line 1: `name` is missing from agent\.yaml; write it\."):
+        agent_of(load_bytes(b"mode: SEMI\n", "agent.yaml"))
+
+
+def test_a_sentence_cannot_steer_the_terminal_that_shows_it() -> None:
+    with pytest.raises(ConfigError) as refused:
+        agent('"\\e[31m' + "k" * 1000 + '": 1\n')
+    assert str(refused.value).startswith("agent.yaml line 2: `\\x1b[31mkkk")
+    assert len(str(refused.value)) < 1100
+
+
+def test_an_agent_is_read_from_its_folder_or_its_file(tmp_path: Path) -> None:
+    (tmp_path / "agent.yaml").write_text("name: night-watch\n")
+    assert read_agent(tmp_path, "agent.yaml") == read_agent(tmp_path / "agent.yaml", "agent.yaml") == agent()
+
+
+def test_a_fleet_is_read_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "halter.yaml").write_text("mode: ASSIST\n")
+    assert read_fleet(tmp_path / "halter.yaml", "halter.yaml") == fleet("mode: ASSIST\n")
+
+
+def test_files_are_named_as_they_were_given(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_agent(tmp_path)
+    assert str(refused.value) == f"{tmp_path}/agent.yaml is missing: write it, or name another folder."
