@@ -111,7 +111,7 @@ class Door:
     async def _admit(self, lease: Lease, asked: Asked, attempt: int) -> InFlight | Answer | NeedsPerson | StillHeld:
         """Ask the judge in one short transaction, again and again while other holds are in the way."""
         stream = session_stream(lease.session)
-        masked = msgspec.structs.replace(asked, arguments=self._masked(asked.arguments))
+        masked = self._masked_call(asked)
         deadline = self._clock.now() + self._patience
         while True:
             key = f"{asked.call}/asked/{attempt}"
@@ -181,6 +181,12 @@ class Door:
         text = truth.error or from_body(truth.body or b"")
         cost = flight.most().usd if truth.usd is None else truth.usd
         return Answer(flight.id, truth.outcome, text, cost, took)
+
+    def _masked_call(self, asked: Asked) -> Asked:
+        """Mask whatever of a call will be written or shown; digests were made of the words themselves."""
+        need = asked.approval
+        shown = None if need is None else msgspec.structs.replace(need, shown=self._masked(need.shown))
+        return msgspec.structs.replace(asked, arguments=self._masked(asked.arguments), approval=shown)
 
     def _masked(self, body: bytes) -> bytes:
         return to_body(self._redact(from_body(body)))

@@ -60,6 +60,7 @@ class Approval(msgspec.Struct, frozen=True):
     shown: bytes
     reasons: tuple[str, ...] = ()
     by_rule: str = ""
+    expires_in: int = APPROVAL_EXPIRES
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +197,7 @@ def _question(asked: Asked, need: Approval, now: int) -> DecisionAsked:
         subject=asked.call,
         name=asked.tool,
         digest=need.digest,
-        expires_at=now + APPROVAL_EXPIRES,
+        expires_at=now + need.expires_in,
         level=asked.level,
         risk=asked.risk,
         reasons=need.reasons,

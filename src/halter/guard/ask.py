@@ -1,0 +1,148 @@
+"""From what a model asked for to what the judge is asked: everything that can be known before a row is locked."""
+
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+
+from halter.core.clock import HOUR
+from halter.core.events import Audit, Outcome, Purpose, RiskLevel
+from halter.core.limits import Spender, legs
+from halter.core.spec import Mode, Phase, Resolved
+from halter.core.text import clean, from_body
+from halter.core.tools import LEVELS, Invalid, Level, Tool, ToolSpec, Valid, secret_names
+from halter.guard.judge import Approval, Asked, Rate
+
+AUDITS: Final[Mapping[Level, Audit]] = {
+    "SAFE": "",
+    "MONITORED": "arguments",
+    "CONTROLLED": "full",
+    "RESTRICTED": "full",
+    "PRIVILEGED": "full",
+}
+ASKS_FROM: Final[Mapping[Mode, Level]] = {"ASSIST": "CONTROLLED", "SEMI": "RESTRICTED", "FULL": "PRIVILEGED"}
+"""The least dangerous level for which a person is asked, by mode."""
+
+ASSESSED: Final[frozenset[Level]] = frozenset(("RESTRICTED", "PRIVILEGED"))
+
+Assess = Callable[[ToolSpec, Valid], tuple[RiskLevel, tuple[str, ...]]]
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One tool invocation as it was asked for; its id is also its idempotency key and the id of its hold."""
+
+    id: str
+    tool: str
+    arguments: bytes
+    purpose: Purpose = "turn"
+    parallel_group: str = ""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where a session stands: whose it is, which phase it is in, and the policy it runs under."""
+
+    session: str
+    agent: str
+    phase: Phase
+    policy: Resolved
+    policy_digest: str
+    trigger: str = ""
+
+    def scopes(self) -> tuple[str, ...]:
+        """List the scopes in which a halt stops this session."""
+        trigger = (f"trigger:{self.trigger}",) if self.trigger else ()
+        return (f"session:{self.session}", *trigger, f"agent:{self.agent}", "fleet")
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A call ready to be judged, and to be run if it is let through."""
+
+    asked: Asked
+    tool: Tool | None
+    arguments: Valid | None
+
+
+def prepare(standing: Standing, call: Call, tool: Tool | None, now: int, usd: int, assess: Assess) -> Prepared:
+    """Look at a call from all sides; `usd` is what it may cost at most."""
+    if tool is None:
+        flaw: tuple[Outcome, str] = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
+        return Prepared(_asked(standing, call, now, flaw), None, None)
+    arguments = tool.validate(call.arguments)
+    if isinstance(arguments, Invalid):
+        flaw = flaw_of(standing, tool.spec) or ("invalid_arguments", arguments.sentence)
+        return Prepared(_asked(standing, call, now, flaw, tool.spec), tool, None)
+    rule = standing.policy.rule(call.tool, tool.spec.level)
+    risk, reasons = assess(tool.spec, arguments) if rule.level in ASSESSED else (None, ())
+    asked = _asked(standing, call, now, flaw_of(standing, tool.spec) or _missing(standing, arguments), tool.spec)
+    needs = needs_approval(rule.approval, rule.level, standing.policy.mode, risk)
+    asked = msgspec.structs.replace(
+        asked,
+        arguments=arguments.canonical,
+        level=rule.level,
+        risk=risk,
+        audit=AUDITS[rule.level],
+        rate=None if rule.rate is None else Rate(rule.rate, HOUR),
+        approval=_approval(standing, call, arguments, reasons) if needs else None,
+        legs=legs(standing.policy.caps, Spender(standing.session, standing.agent, standing.trigger), now, usd=usd),
+    )
+    return Prepared(asked, tool, arguments)
+
+
+def flaw_of(standing: Standing, spec: ToolSpec) -> tuple[Outcome, str] | None:
+    """R6 for the tool itself: enabled, and granted in this phase."""
+    if spec.name in standing.policy.disabled:
+        return ("disabled", f"{spec.name} is disabled.")
+    if not standing.phase.grants_tool(spec.name):
+        return ("tool_not_granted", f"{spec.name} is not granted in the phase {standing.phase.name}.")
+    return None
+
+
+def needs_approval(said: str | None, level: Level, mode: Mode, risk: RiskLevel | None) -> bool:
+    """Tell whether a person is asked: always where the risk is critical, else as the rule or the mode says."""
+    if risk == "CRITICAL" or said == "always":
+        return True
+    return said is None and LEVELS.index(level) >= LEVELS.index(ASKS_FROM[mode])
+
+
+def digest_of(tool: str, arguments: bytes, session: str, policy: str) -> str:
+    """Bind an approval to exactly this: one byte more or less is another call."""
+    return sha256(msgspec.json.encode((tool, from_body(arguments), session, policy))).hexdigest()
+
+
+def _asked(
+    standing: Standing, call: Call, now: int, flaw: tuple[Outcome, str] | None, spec: ToolSpec | None = None
+) -> Asked:
+    asked = Asked(
+        call=call.id,
+        tool=clean(call.tool)[:200],
+        arguments=call.arguments,
+        session=standing.session,
+        agent=standing.agent,
+        now=now,
+        flaw=flaw,
+        scopes=standing.scopes(),
+        purpose=call.purpose,
+        phase=standing.phase.name,
+        parallel_group=call.parallel_group,
+        observe=standing.policy.observe,
+    )
+    if spec is None:
+        return asked
+    return msgspec.structs.replace(
+        asked, level=spec.level, effect=spec.effect, idempotent=spec.idempotent, egress=spec.egress
+    )
+
+
+def _missing(standing: Standing, arguments: Valid) -> tuple[Outcome, str] | None:
+    """Refuse a secret that the agent was not given."""
+    unknown = sorted(secret_names(arguments.canonical) - set(standing.policy.secrets))
+    if not unknown:
+        return None
+    return ("invalid_arguments", f"This agent has no secret {', '.join(unknown)}.")
+
+
+def _approval(standing: Standing, call: Call, arguments: Valid, reasons: tuple[str, ...]) -> Approval:
+    digest = digest_of(call.tool, arguments.canonical, standing.session, standing.policy_digest)
+    shown = b"%s %s" % (call.tool.encode(), arguments.canonical)
+    return Approval(f"{call.id}/approval", digest, shown, reasons, expires_in=standing.policy.approval_expiry)

@@ -1,0 +1,100 @@
+"""What can be known of a call before any row is locked."""
+
+import itertools
+
+import pytest
+
+from halter.config.agent import agent_of
+from halter.config.fleet import fleet_of
+from halter.config.load import load_bytes
+from halter.config.resolve import resolve
+from halter.core.events import RiskLevel
+from halter.core.spec import Mode, Phase
+from halter.core.tools import LEVELS, Level
+from halter.guard.ask import Call, Prepared, Standing, digest_of, needs_approval, prepare
+from halter.tools.tool import FunctionTool, tool
+
+
+@tool(level="RESTRICTED")
+def deed(order: int, note: str = "") -> str:
+    """Do it."""
+    return f"{order}{note}"
+
+
+@tool(level="SAFE", effect="read")
+def look(order: int) -> str:
+    """Look at it."""
+    return str(order)
+
+
+def standing(agent: str = "name: desk\n", fleet: str = "{}", grants: tuple[str, ...] | None = None) -> Standing:
+    resolved = resolve(
+        fleet_of(load_bytes(fleet.encode(), "halter.yaml")), agent_of(load_bytes(agent.encode(), "agent.yaml"))
+    )
+    return Standing("s", "desk", Phase("work", grants), resolved, str(resolved.digest()))
+
+
+def prepared(
+    where: Standing, using: FunctionTool | None, arguments: bytes = b'{"order": 7}', risk: RiskLevel = "LOW"
+) -> Prepared:
+    name = using.spec.name if using else "nosuch"
+    return prepare(where, Call("s.1", name, arguments), using, 0, 500, lambda _spec, _valid: (risk, ("because",)))
+
+
+@pytest.mark.parametrize(
+    ("agent", "grants", "arguments", "outcome"),
+    [
+        ("name: desk\n", None, b'{"order": 7}', None),
+        ("name: desk\n", ("look",), b'{"order": 7}', "tool_not_granted"),
+        ("name: desk\npolicy: {disabled: [deed]}\n", None, b'{"order": 7}', "disabled"),
+        ("name: desk\n", None, b'{"order": "seven"}', "invalid_arguments"),
+        ("name: desk\n", None, b"not json", "invalid_arguments"),
+        ("name: desk\n", ("look",), b"not json", "tool_not_granted"),
+        ("name: desk\n", None, b'{"order": 7, "note": "${secret:KEY}"}', "invalid_arguments"),
+        ("name: desk\nsecrets: [KEY]\n", None, b'{"order": 7, "note": "${secret:KEY}"}', None),
+    ],
+)
+def test_what_stands_against_a_call_is_known_before_it_is_judged(
+    agent: str, grants: tuple[str, ...] | None, arguments: bytes, outcome: str | None
+) -> None:
+    flaw = prepared(standing(agent, "allowed_secrets: [KEY]", grants), deed, arguments).asked.flaw
+    assert (flaw and flaw[0]) == outcome
+
+
+def test_an_unknown_tool_is_a_flaw_too() -> None:
+    flaw = prepared(standing(), None).asked.flaw
+    assert flaw is not None
+    assert flaw[0] == "unknown_tool"
+
+
+def test_levels_decide_what_is_audited_and_assessed() -> None:
+    assert (prepared(standing(), look).asked.audit, prepared(standing(), look).asked.risk) == ("", None)
+    assert (prepared(standing(), deed).asked.audit, prepared(standing(), deed).asked.risk) == ("full", "LOW")
+
+
+ASKED = {"ASSIST": LEVELS[2:], "SEMI": LEVELS[3:], "FULL": LEVELS[4:]}
+
+
+@pytest.mark.parametrize(("mode", "level"), list(itertools.product(ASKED, LEVELS)))
+def test_who_is_asked_follows_the_mode(mode: Mode, level: Level) -> None:
+    assert needs_approval(None, level, mode, None) == (level in ASKED[mode])
+    assert needs_approval("always", level, mode, None)
+    assert not needs_approval("never", level, mode, "HIGH")
+    assert needs_approval("never", level, mode, "CRITICAL")
+
+
+def test_an_approval_is_bound_to_every_byte_the_session_and_the_policy() -> None:
+    ways = itertools.product(("deed", "look"), (b"{}", b"{ }"), ("s", "t"), ("p", "q"))
+    assert len({digest_of(*way) for way in ways}) == 16
+
+
+def test_a_privileged_tool_has_the_rate_that_its_level_has() -> None:
+    @tool(level="PRIVILEGED")
+    def pay(amount: int) -> str:
+        """Pay."""
+        return str(amount)
+
+    rate = prepared(standing(), pay, b'{"amount": 1}').asked.rate
+    assert rate is not None
+    assert rate.limit == 20
+    assert prepared(standing(), deed).asked.rate is None
