@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from halter.core.clock import SECOND
+from halter.core.codec import decode
 from halter.core.errors import StoreUnusable
-from halter.core.events import WakePosted, decode
+from halter.core.events import WakePosted
 from halter.core.ids import SessionId, StreamId, WorkerId, session_stream
 from halter.core.ports import Lease, Stored
 from halter.guard.purse import Purse

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halter.core.codec import decode, encode
 from halter.core.events import (
     ENDS,
     AnyEvent,
@@ -24,8 +25,6 @@ from halter.core.events import (
     SessionWoken,
     State,
     Unknown,
-    decode,
-    encode,
 )
 from halter.core.ids import StreamId
 from halter.core.money import Charge, Leg

@@ -106,10 +106,10 @@ def audit(
 
     async def job(app: App) -> list[AuditEntry]:
         found: list[AuditFound] = []
-        cursor = {"since": app.clock.now() - back, "after": "", "limit": PAGE}
+        cursor = {"since": app.clock.now() - back, "call": "", "limit": PAGE}
         while page := await app.store.ask(Query("audit_since", AuditFound, cursor)):
             found += page
-            cursor = {"since": page[-1].created_at, "after": page[-1].call, "limit": PAGE}
+            cursor = {"since": page[-1].created_at, "call": page[-1].call, "limit": PAGE}
         return [entry(row) for row in found if tool in {"", row.tool} and outcome in {"", row.outcome}]
 
     entries = with_app(store, job)

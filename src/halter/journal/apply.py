@@ -8,8 +8,9 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
+from halter.core.codec import encode
 from halter.core.errors import LeaseLost, UndeclaredRow
-from halter.core.events import AnyEvent, encode
+from halter.core.events import AnyEvent
 from halter.core.ids import session_of
 from halter.core.money import BudgetRow
 from halter.core.ports import Committed, Draft, Lease, Stored, Write

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from halter.core.codec import decode
 from halter.core.errors import StoreUnusable
-from halter.core.events import AnyEvent, BodiesErased, Unknown, decode
+from halter.core.events import AnyEvent, BodiesErased, Unknown
 from halter.core.ids import FLEET, StreamId, is_inbox, session_of, session_stream
 from halter.core.ports import Stored
 from halter.core.project import Erase, Gone, project

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from halter.core.clock import SECOND
+from halter.core.codec import decode
 from halter.core.errors import RowRefused, StoreError, StoreUnavailable, StoreUnusable
-from halter.core.events import decode
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.ports import Beat, Change, Lease, Stored
 from halter.core.row import Row, RowKey

@@ -86,7 +86,7 @@ SELECT a.*, asked.body AS input, settled.body AS output
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
-WHERE a.created_at > :since OR (a.created_at = :since AND a.call > :after)
+WHERE a.created_at > :since OR (a.created_at = :since AND a.call > :call)
 ORDER BY a.created_at, a.call LIMIT :limit;
 
 -- name: all_spends

@@ -1,0 +1,68 @@
+"""Events as bytes and back: hostile characters never make it fail, and what it cannot read stays as it is."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeGuard
+
+import msgspec
+
+from halter.core.events import KINDS, AnyEvent, Unknown
+from halter.core.text import clean
+
+Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
+UPCASTERS: Final[Mapping[tuple[str, int], Upcaster]] = {}
+"""For each old version of a kind, what turns its facts into those of the next version."""
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODERS: Final = {kind: msgspec.json.Decoder(event) for kind, event in KINDS.items()}
+
+
+def encode(event: AnyEvent) -> tuple[AnyEvent, bytes]:
+    """Write the facts as JSON, and return the event as it will be read back.
+
+    Hostile characters in a fact are replaced; they can never make this fail.
+    """
+    try:
+        facts = _ENCODER.encode(event)
+    except UnicodeEncodeError:
+        facts = b"\\u0000"
+    if b"\\u0000" not in facts:
+        return event, facts
+    facts = _ENCODER.encode(_cleaned(msgspec.to_builtins(event)))
+    return _DECODERS[event.KIND].decode(facts), facts
+
+
+def _cleaned(value: object) -> object:
+    if isinstance(value, str):
+        return clean(value)
+    if _is_mapping(value):
+        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
+    if _is_sequence(value):
+        return [_cleaned(item) for item in value]
+    return value
+
+
+def _is_mapping(value: object) -> TypeGuard[dict[object, object]]:
+    return isinstance(value, dict)
+
+
+def _is_sequence(value: object) -> TypeGuard[list[object] | tuple[object, ...]]:
+    return isinstance(value, (list, tuple))
+
+
+def decode(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
+    """Read facts back into an event; what cannot be read stays as it is, as `Unknown`."""
+    known = KINDS.get(kind)
+    if known is None or not 1 <= version <= known.VERSION:
+        return Unknown(kind, version, facts)
+    try:
+        if version == known.VERSION:
+            return _DECODERS[kind].decode(facts)
+        return msgspec.convert(_upcast(kind, version, known.VERSION, msgspec.json.decode(facts)), known)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Unknown(kind, version, facts)
+
+
+def _upcast(kind: str, version: int, target: int, facts: dict[str, Any]) -> dict[str, Any]:
+    for old in range(version, target):
+        facts = UPCASTERS[kind, old](facts)
+    return facts
