@@ -49,6 +49,6 @@ async def open_app(settings: Settings, clock: Clock | None = None) -> AsyncGener
 
 def _prepare(settings: Settings) -> None:
     """Make the folders for checkpoints and their key; where that fails, the checkpointer says so and work goes on."""
-    for folder in (settings.checkpoints, settings.signing_key.parent):
+    for folder in (settings.checkpoints.parent, settings.checkpoints, settings.signing_key.parent):
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

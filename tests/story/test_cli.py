@@ -97,7 +97,9 @@ def test_a_cap_can_be_lowered_below_what_is_spent(halter: Halter, store_file: Pa
         (("raise", "fleet", "10"), "The cap of fleet is $20.00 now: that would not raise it."),
         (("lower", "fleet", "30"), "The cap of fleet is $20.00 now: that would not lower it."),
         (("raise", "fleet", "much"), "'much' is not an amount: write dollars, as in 2.50, or none."),
-        (("raise", "fleet", "$-1"), "A cap cannot be below zero."),
+        (("raise", "fleet", "$-1"), "A cap lies between nothing and"),
+        (("raise", "fleet", "nan"), "'nan' is not an amount"),
+        (("raise", "fleet", "1e99"), "A cap lies between nothing and"),
         (("raise", "agent:nobody", "10"), "Nothing was ever spent in the scope 'agent:nobody'."),
         (("raise", "fleet", "30", "--window", "day/1999-01-01"), "Name one of them with --window."),
     ],
@@ -234,3 +236,39 @@ def test_an_empty_inbox_says_that_nothing_needs_you(halter: Halter, store_file: 
     answer = halter("approve", "abc")
     assert answer.exit_code == 2
     assert "look at `halter inbox`" in answer.stderr
+
+
+@pytest.mark.parametrize("words", [("verify",), ("budget", "show"), ("sessions",), ("doctor",), ("halt", "fleet")])
+def test_a_store_that_is_not_there_is_never_made_by_looking_at_it(
+    halter: Halter, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    missing = tmp_path / "nowhere" / "typo.db"
+    answer = halter(*words, "--store", str(missing))
+    assert answer.exit_code == 3
+    assert "There is no store" in answer.stderr
+    assert not missing.parent.exists()
+
+
+def test_the_journal_is_readable_by_its_owner_alone(store_file: Path) -> None:
+    assert store_file.stat().st_mode & 0o077 == 0
+    assert store_file.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_cap_of_the_fleet_can_be_set_before_anything_was_spent(
+    halter: Halter, environment: dict[str, str], tmp_path: Path
+) -> None:
+    async def begin() -> None:
+        async with open_app(read_settings(environment, tmp_path)):
+            pass
+
+    asyncio.run(begin())
+    assert halter("budget", "raise", "fleet", "30").exit_code == 0
+    (row,) = json.loads(halter("budget", "show", "--json").stdout)["budgets"]
+    assert (row["scope"], row["cap"], row["cap_by"]) == ("fleet", 30_000_000, "ada")
+
+
+@pytest.mark.parametrize("words", [("audit", "--since", "5x"), ("resume", "fleet", "--over", "5q")])
+def test_a_mistyped_duration_is_a_sentence(halter: Halter, store_file: Path, words: tuple[str, ...]) -> None:
+    answer = halter(*words)
+    assert answer.exit_code == 3
+    assert "is not a duration" in answer.stderr

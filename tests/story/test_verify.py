@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from halter.core.clock import SECOND
 from halter.core.events import SessionWoken
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.ports import Draft, Write
@@ -253,3 +254,15 @@ async def test_what_is_looked_at_does_not_change_while_somebody_commits(history:
     assert len(view.ask("events_of", {"stream": THREE, "seq": 0, "position": 0, "limit": 9})) == 2
     view.close()
     assert (await ground.store.read(THREE))[-1].seq == 3
+
+
+async def test_removed_checkpoints_are_missed_also_after_new_ones_were_written(sqlite_history: "Scribe") -> None:
+    ground = sqlite_history.ground
+    for file in ground.folder.glob("*.jsonl"):
+        file.unlink()
+    ground.time += 10 * SECOND
+    await sqlite_history.whole_session("later")
+    report = await ground.verify()
+    assert not report.ok
+    assert {found.kind for found in report.findings} == {"checkpoint_missing"}
+    assert {found.stream for found in report.findings} >= {"session:one", "session:two"}

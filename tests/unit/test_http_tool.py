@@ -34,12 +34,19 @@ class Site:
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        except asyncio.IncompleteReadError:
+            pass  # Somebody connected and asked for nothing.
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         lengths = [line.split(":")[1] for line in head.lower().splitlines() if line.startswith("content-length:")]
         body = await reader.readexactly(int(lengths[0])) if lengths else b""
         self.asked.append(head + body.decode())
         writer.write(self.answer(head.split()[1]))
-        writer.close()
 
 
 def page(body: str | bytes, status: str = "200 OK", **headers: str) -> bytes:

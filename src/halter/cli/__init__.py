@@ -27,7 +27,7 @@ def build() -> typer.Typer:
 def main() -> None:
     """Run the command. A mistake of ours is said as one; its traceback goes to a file, not to the person."""
     try:
-        build()()
+        command.saying_errors(build())
     except Exception as mistake:  # noqa: BLE001  the outermost door: nothing further out could answer
         command.confess(mistake)
 

@@ -1,7 +1,7 @@
 """`halter budget`: what stands against every cap, and raising or lowering one."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import typer
@@ -11,12 +11,13 @@ from halter.cli.command import WRONG_USE, JsonOption, StoreOption, answer_json, 
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError
 from halter.core.events import AnyEvent, Unknown
-from halter.core.money import Account, BudgetRow, dollars, shown
+from halter.core.money import DOLLAR, Account, BudgetRow, dollars, shown
 from halter.core.ports import Query
-from halter.core.windows import window_end
+from halter.core.windows import window_at, window_end
 from halter.guard.purse import change_cap
 
 Direction = Literal["raise", "lower"]
+LARGEST: Final = 10**12 * DOLLAR
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -152,9 +153,11 @@ def _amount(text: str) -> int | None:
         return None
     try:
         amount = dollars(text.lstrip("$"))
-    except ArithmeticError:
+    except (ArithmeticError, ValueError):
         return fail(f"{text!r} is not an amount: write dollars, as in 2.50, or none.", WRONG_USE)
-    return amount if amount >= 0 else fail("A cap cannot be below zero.", WRONG_USE)
+    if not 0 <= amount <= LARGEST:
+        return fail(f"A cap lies between nothing and {shown(LARGEST)}: {text} does not.", WRONG_USE)
+    return amount
 
 
 def chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> BudgetRow:
@@ -163,6 +166,10 @@ def chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> Budg
     meant = [row for row in known if (row.window == window if window else is_current(row, now))]
     if len(meant) == 1:
         return meant[0]
+    if not known and window:
+        return BudgetRow(scope, window, "usd")
+    if not known and scope == "fleet":
+        return BudgetRow(scope, window_at("day", now), "usd")
     if not known:
         scopes = ", ".join(sorted({row.scope for row in rows if row.unit == "usd"})) or "none yet"
         raise ConfigError(f"Nothing was ever spent in the scope {scope!r}. Scopes with a budget: {scopes}.")
@@ -172,6 +179,8 @@ def chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> Budg
 
 def refuse_wrong_direction(direction: Direction, row: BudgetRow, amount: int | None) -> None:
     """Keep a slip of the finger from turning a raise into a cut, or a cut into a raise."""
+    if row.cap_at == 0:
+        return
     new, old = (float("inf") if cap is None else cap for cap in (amount, row.cap))
     if new == old or (new > old) != (direction == "raise"):
         now = "none" if row.cap is None else shown(row.cap)

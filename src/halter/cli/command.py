@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from halter.app import App, open_app
-from halter.core.errors import HalterError
+from halter.core.errors import HalterError, StoreUnusable
 from halter.settings import Settings, read_settings
 
 T = TypeVar("T")
@@ -28,7 +28,9 @@ OURS: Final = 70
 
 StoreOption = Annotated[
     str | None,
-    typer.Option("--store", help="The store: a file, or postgresql://…  [default: $HALTER_STORE, or your home folder]"),
+    typer.Option(
+        "--store", help="The store: a file, or postgresql://… (without it $HALTER_STORE, else one in your home folder)."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
 
@@ -39,13 +41,26 @@ def settings_for(store: str | None) -> Settings:
 
 
 def with_app(store: str | None, job: Callable[[App], Awaitable[T]]) -> T:
-    """Do a job with everything opened and closed around it."""
+    """Do a job on a store that is there, with everything opened and closed around it.
+
+    A store that is not there is never made by looking at it: a slip in its name must not look like good news.
+    """
 
     async def main() -> T:
-        async with open_app(settings_for(store)) as app:
+        settings = settings_for(store)
+        refuse_missing(settings.store)
+        async with open_app(settings) as app:
             return await job(app)
 
     return saying_errors(lambda: asyncio.run(main()))
+
+
+def refuse_missing(url: str) -> None:
+    """Say that there is no such store, rather than make an empty one."""
+    from halter.journal.open import is_there, masked
+
+    if not is_there(url):
+        raise StoreUnusable(f"There is no store {masked(url)}: check the name, or start something that makes it.")
 
 
 def saying_errors(job: Callable[[], T]) -> T:
@@ -85,7 +100,8 @@ def answer_table(title: str, columns: list[str], rows: list[list[str]], *, right
         return
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in right.split() else "left", overflow="fold")
+        number = column in right.split()
+        table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     Console().print(table)

@@ -43,7 +43,9 @@ def drill(
     *,
     store: Annotated[
         str | None,
-        typer.Option("--store", help="Run beside this store, without touching it.  [default: a throwaway SQLite file]"),
+        typer.Option(
+            "--store", help="Run beside this store, without touching it (without it, on a throwaway SQLite file)."
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="How many cases to run.")] = None,
     as_json: JsonOption = False,

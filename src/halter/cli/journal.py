@@ -13,6 +13,7 @@ from halter.cli.command import (
     answer_json,
     answer_table,
     fail,
+    saying_errors,
     with_app,
 )
 from halter.core.durations import parse_duration
@@ -37,19 +38,23 @@ def verify(
     Leaves with 1 if anything was found.
     """
 
-    async def job(app: App) -> Report:
+    async def job(app: App) -> tuple[Report, bool]:
         trusted = _trusted(app)
         report = await verify_store(app.store, app.settings.checkpoints, trusted)
         if repair and all(found.kind == "row" for found in report.findings):
             await rebuild(app.store)
-            report = await verify_store(app.store, app.settings.checkpoints, trusted)
-        return report
+            return await verify_store(app.store, app.settings.checkpoints, trusted), True
+        return report, False
 
-    report = with_app(store, job)
+    report, rebuilt = with_app(store, job)
     if as_json:
         answer_json(report)
     else:
         _say(report)
+    if repair and not as_json:
+        typer.echo(
+            "All tables were made anew from the events." if rebuilt else "Nothing was rebuilt: see the findings."
+        )
     if not report.ok:
         raise typer.Exit(NOT_FINE)
 
@@ -88,14 +93,14 @@ def erase(
     """Erase what was said in sessions that have ended, for good. What happened, and its chain, stay."""
     if bool(session) == bool(older_than):
         fail("Name either sessions (--session ID) or an age (--older-than 90d).", WRONG_USE)
+    age = saying_errors(lambda: parse_duration(older_than)) if older_than else 0
     what = f"sessions that ended more than {older_than} ago" if older_than else ", ".join(session or [])
     if not yes and not typer.confirm(f"Erase the bodies of {what}? This cannot be undone."):
         fail("Nothing was erased.", NOT_FINE)
 
     async def job(app: App) -> Erasure:
         if older_than:
-            age = parse_duration(older_than)
-            return await erase_older_than(app.store, age, app.settings.person)
+            return await erase_older_than(app.store, age, app.settings.person, reason or "retention")
         return await erase_sessions(app.store, session or [], app.settings.person, reason)
 
     erasure = with_app(store, job)

@@ -8,8 +8,17 @@ import msgspec
 import typer
 
 from halter.app import App
-from halter.cli.command import NOT_FINE, JsonOption, StoreOption, answer_json, answer_table, fail, with_app
-from halter.core.clock import DAY, SECOND
+from halter.cli.command import (
+    NOT_FINE,
+    JsonOption,
+    StoreOption,
+    answer_json,
+    answer_table,
+    fail,
+    saying_errors,
+    with_app,
+)
+from halter.core.clock import SECOND
 from halter.core.durations import parse_duration, shown_duration
 from halter.core.ids import StreamId, session_stream
 from halter.core.money import shown
@@ -102,7 +111,7 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Show who called which tool, with what outcome, and who agreed to it."""
-    back = parse_duration(since) if since else DAY
+    back = saying_errors(lambda: parse_duration(since))
 
     async def job(app: App) -> list[AuditEntry]:
         found: list[AuditFound] = []
@@ -132,7 +141,7 @@ def audit(
         for e in entries
     ]
     columns = ["when", "agent", "tool", "level", "risk", "outcome", "decided by", "cost", "arguments", "result"]
-    answer_table("Audit", columns, rows, right="cost", empty="No calls in that time.")
+    answer_table("Audit", columns, rows, right="cost", empty="No audited calls in that time.")
 
 
 async def _events(app: App, session: str) -> list[Stored]:

@@ -6,7 +6,17 @@ from typing import Annotated, Final
 import typer
 
 from halter.app import App
-from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, answer_json, answer_table, fail, with_app
+from halter.cli.command import (
+    NOT_FINE,
+    WRONG_USE,
+    JsonOption,
+    StoreOption,
+    answer_json,
+    answer_table,
+    fail,
+    saying_errors,
+    with_app,
+)
 from halter.core.durations import parse_duration, shown_duration
 from halter.core.events import Verdict
 from halter.core.ports import Write
@@ -42,7 +52,7 @@ def resume(
 ) -> None:
     """Let a halted scope act again. After a halt of the fleet, its sessions come back over a minute."""
     _refuse_unknown(scope)
-    ramp = parse_duration(over or ("1m" if scope == "fleet" else "0s"))
+    ramp = saying_errors(lambda: parse_duration(over or ("1m" if scope == "fleet" else "0s")))
     done = _committed(store, lambda app: resuming(scope, app.settings.person, app.ids.new(), ramp, reason))
     if not done:
         fail(f"{scope} is not halted.", NOT_FINE)

@@ -26,8 +26,8 @@ def dollars(amount: str | float | Decimal) -> int:
 
 def shown(micros: int) -> str:
     """Write an amount for people: cents, and finer only where there is something finer."""
-    whole = Decimal(micros) / DOLLAR
-    return f"${whole:,.2f}" if micros % 10_000 == 0 else f"${whole.normalize():,f}"
+    sign, whole = ("-" if micros < 0 else ""), Decimal(abs(micros)) / DOLLAR
+    return f"{sign}${whole:,.2f}" if micros % 10_000 == 0 else f"{sign}${whole.normalize():,f}"
 
 
 class Account(msgspec.Struct, frozen=True, array_like=True):

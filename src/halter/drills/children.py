@@ -58,6 +58,10 @@ class ChildStuck(HalterError):
     """A process that the drill started did not do what it had to do."""
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Starting a process also polls all others, and two threads that poll one take its exit code from each other."""
+
+
 class ChildFailed(HalterError):
     """A process that the drill started could not go on; it says why."""
 
@@ -123,19 +127,26 @@ class Child:
 
     def wait(self, patience: float = PATIENCE) -> int:
         """Wait until the child has ended, and return its exit code (negative for a signal)."""
-        self._process.join(patience)
-        if self._process.exitcode is None:
-            raise ChildStuck(f"A process of the drill did not end within {patience:.0f} s.")
-        return self._process.exitcode
+        deadline = time.monotonic() + patience
+        while (code := self._exit_code()) is None:
+            if time.monotonic() > deadline:
+                raise ChildStuck(f"A process of the drill did not end within {patience:.0f} s.")
+            time.sleep(0.002)
+        return code
 
     def end(self) -> None:
         """Be rid of it, in whatever state it is."""
         self._signal(signal.SIGKILL)
-        self._process.join(PATIENCE)
+        with suppress(ChildStuck):
+            self.wait()
         self.pipe.close()
 
+    def _exit_code(self) -> int | None:
+        with _ONE_AT_A_TIME:
+            return self._process.exitcode
+
     def _signal(self, number: signal.Signals) -> None:
-        if self._process.is_alive():
+        if self._exit_code() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -152,7 +163,8 @@ class Children:
         """Run `work(pipe, *args)` in a new process; it must be a function that a module has at its top."""
         here, there = self._context.Pipe()
         process = self._context.Process(target=_worked, args=(work, there, args), daemon=True)
-        process.start()
+        with _ONE_AT_A_TIME:
+            process.start()
         there.close()
         child = Child(process, here)
         self._started.append(child)

@@ -12,7 +12,8 @@ class Chronicle:
     """What the checkpoints of a store say.
 
     `claims` has, for each stream, the hashes that its events had when they were checkpointed, as hexadecimal
-    digits. Only what is properly signed counts. `number` is that of the last line, as far as it can be told.
+    digits. Only what is properly signed counts. `number` is that of the last line, as far as it can be told, and
+    `begins_at` the time of the first one.
     """
 
     def __init__(self) -> None:
@@ -21,6 +22,7 @@ class Chronicle:
         self.count = 0
         self.number = 0
         self.torn = False
+        self.begins_at: int | None = None
 
     def covered(self, stream: str) -> int:
         """Tell up to which event a stream is vouched for."""
@@ -78,6 +80,8 @@ def _doubt(checkpoint: Checkpoint, store_id: str, trusted: Collection[str]) -> t
 
 
 def _take(checkpoint: Checkpoint, store_id: str, chronicle: Chronicle) -> None:
+    if chronicle.begins_at is None:
+        chronicle.begins_at = checkpoint.at
     for stream, (seq, digest) in checkpoint.heads.items():
         if chronicle.claims.setdefault(stream, {}).setdefault(seq, digest) != digest:
             what = f"gives event {seq} of {stream} another hash than an earlier one: history was rewritten."

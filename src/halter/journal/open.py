@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -65,4 +66,15 @@ def _file(rest: str) -> str:
         raise StoreUnusable(
             f"The folder {path.parent} of the store cannot be made ({error.strerror}): make it, or name another file."
         ) from error
+    with suppress(OSError):
+        path.touch(mode=0o600, exist_ok=True)
     return str(path)
+
+
+def is_there(url: str) -> bool:
+    """Tell whether a store that is a file exists; what is behind a server is asked by opening it."""
+    found = _SCHEME.fullmatch(url)
+    scheme, rest = (found[1].lower(), found[2]) if found else ("", url)
+    if scheme not in {"", "sqlite"}:
+        return True
+    return Path(f"/{rest.lstrip('/')}" if rest.startswith("//") else rest).expanduser().exists()

@@ -49,11 +49,11 @@ async def erase(store: JournalStore, sessions: Iterable[str], by: str, reason: s
     return Erasure(tuple(erased), tuple(refused), await store.scrub())
 
 
-async def erase_older_than(store: JournalStore, age: int, by: str) -> Erasure:
+async def erase_older_than(store: JournalStore, age: int, by: str, reason: str = "retention") -> Erasure:
     """Erase the sessions that ended more than `age` microseconds ago and still have something to erase."""
     before = await store.now() - age
     sessions = await store.study(lambda view: _with_bodies(view, before))
-    return await erase(store, sessions, by, "retention")
+    return await erase(store, sessions, by, reason)
 
 
 async def _erase(store: JournalStore, session: str, by: str, reason: str) -> Refused | None:
@@ -73,7 +73,7 @@ async def _erase(store: JournalStore, session: str, by: str, reason: str) -> Ref
     if not found:
         return Refused(session, f"There is no session {session}; look for its id with `halter sessions`.")
     state = found[0].state
-    return Refused(session, f"Session {session} is {state} and has not ended: cancel it first with `halter cancel`.")
+    return Refused(session, f"Session {session} is {state} and has not ended: it can be erased when it has.")
 
 
 async def _key(store: JournalStore, session: str) -> str:

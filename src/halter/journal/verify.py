@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from halter.core.clock import SECOND
 from halter.core.events import SessionStarted
 from halter.core.ids import Digest, StreamId
 from halter.core.ports import Stored
@@ -35,6 +36,9 @@ DAMAGE: Final[frozenset[Kind]] = frozenset(
     ("edited", "deleted", "inserted", "duplicated", "reordered", "moved", "unreadable", "rewritten", "cut", "dropped")
 )
 """Findings after which rows cannot be made from the events and compared."""
+
+CLOCKS_APART: Final = 5 * SECOND
+"""By how much the clocks of a store and of whoever signs its checkpoints may differ."""
 
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 
@@ -100,10 +104,13 @@ class _Examination:
         """Follow one stream from its first event to its head."""
         claims = self._chronicle.claims.get(stream, {})
         erased_through = self._erased_through.get(stream, 0)
+        covered = self._chronicle.covered(stream)
         previous, last, at = START, 0, 0
         for event in events_of(self._view, stream):
             self._events += 1
             seq = event.seq
+            if seq == covered + 1:
+                self._never_covered(event)
             if seq <= last:
                 self._misnumbered(event)
                 continue
@@ -120,6 +127,16 @@ class _Examination:
             self._fold.take(event)
             previous, last, at = event.hash, seq, event.at
         self._end(stream, last, previous, at)
+
+    def _never_covered(self, event: Stored) -> None:
+        """Find events from before the first checkpoint: the first commit of a store is checkpointed at once."""
+        begins_at = self._chronicle.begins_at
+        if begins_at is not None and event.at < begins_at - CLOCKS_APART:
+            what = (
+                f"Event {event.seq} of {event.stream} is older than the first checkpoint and covered by none: "
+                "there were checkpoints before it, and they are gone."
+            )
+            self._found("checkpoint_missing", event.stream, event.seq, what)
 
     def _misnumbered(self, event: Stored) -> None:
         kind: Kind = "duplicated" if event.seq > 0 else "inserted"

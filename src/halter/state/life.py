@@ -29,13 +29,13 @@ ALWAYS_WAKE: frozenset[Cause] = frozenset(("message", "decision", "trigger", "ch
 
 def start(event: SessionStarted, task: bytes | None = None, blob: Digest | None = None) -> Write:
     """Begin a session that stands on its own; a large task is put as a blob first."""
-    event = msgspec.structs.replace(event, format=FORMAT)
+    event = msgspec.structs.replace(event, format=max(event.format, FORMAT))
     return Write(session_stream(event.session), f"{event.session}/start", lambda _: [Draft(event, task, blob)])
 
 
 def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None) -> Write:
     """Begin a sub-session whose cap is carved out of its parent's; without room there, nothing begins."""
-    event = msgspec.structs.replace(event, format=FORMAT)
+    event = msgspec.structs.replace(event, format=max(event.format, FORMAT))
     stream = session_stream(event.session)
 
     def decide(rows: Rows) -> Sequence[Draft]:

@@ -1,0 +1,89 @@
+"""What a level means: the table of levels as data, and the questions that are asked of it.
+
+The cells that people may set (approval, rate, simulation, the level itself) are put together by the resolved policy;
+here they meet the mode, and the risk of one call.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from halter.core.clock import DAY, HOUR, MINUTE
+from halter.core.errors import ConfigError
+from halter.core.events import Audit, RiskLevel
+from halter.core.spec import Mode, Resolved, Rule
+from halter.core.tools import LEVELS, Level, ToolSpec
+from halter.guard.judge import Rate
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row of the table: what holds for a level where nobody said otherwise."""
+
+    audit: Audit
+    assessed: bool
+    asks: frozenset[Mode]
+
+
+TABLE: Final[Mapping[Level, Row]] = MappingProxyType(
+    {
+        "SAFE": Row("", assessed=False, asks=frozenset()),
+        "MONITORED": Row("arguments", assessed=False, asks=frozenset()),
+        "CONTROLLED": Row("full", assessed=False, asks=frozenset({"ASSIST"})),
+        "RESTRICTED": Row("full", assessed=True, asks=frozenset({"ASSIST", "SEMI"})),
+        "PRIVILEGED": Row("full", assessed=True, asks=frozenset({"ASSIST", "SEMI", "FULL"})),
+    }
+)
+
+_PERIODS: Final = {"minute": MINUTE, "hour": HOUR, "day": DAY}
+
+
+def declared(spec: ToolSpec) -> Level:
+    """Tell the level that a tool has by itself: one of an MCP server that does not say it only reads is RESTRICTED."""
+    if not spec.server or spec.effect == "read":
+        return spec.level
+    return LEVELS[max(LEVELS.index(spec.level), LEVELS.index("RESTRICTED"))]
+
+
+def rule_of(policy: Resolved, spec: ToolSpec) -> Rule:
+    """Tell what holds for a tool under a policy."""
+    return policy.rule(spec.name, declared(spec))
+
+
+def needs_approval(policy: Resolved, spec: ToolSpec, risk: RiskLevel | None) -> bool:
+    """Tell whether a person has to agree. At CRITICAL risk always, whatever anybody wrote."""
+    rule = rule_of(policy, spec)
+    if risk == "CRITICAL" or rule.approval == "always":
+        return True
+    return rule.approval is None and policy.mode in TABLE[rule.level].asks
+
+
+def audited(policy: Resolved, spec: ToolSpec) -> Audit:
+    """Tell how much of a call that runs the audit shows; a refused one is always shown."""
+    return TABLE[rule_of(policy, spec).level].audit
+
+
+def rate_of(policy: Resolved, spec: ToolSpec) -> Rate | None:
+    """Tell how often a tool may be tried by one agent."""
+    rate = rule_of(policy, spec).rate
+    return None if rate is None else Rate(rate, HOUR)
+
+
+def simulated(policy: Resolved, spec: ToolSpec, *, asked: bool) -> bool:
+    """Tell whether a model predicts the outcome first, given whether a person is asked."""
+    simulate = rule_of(policy, spec).simulate
+    return simulate == "always" or (simulate == "asked" and asked)
+
+
+def risk_assessed(policy: Resolved, spec: ToolSpec) -> bool:
+    """Tell whether the arguments of a tool are looked at for their risk."""
+    return TABLE[rule_of(policy, spec).level].assessed
+
+
+def parse_rate(text: str) -> Rate:
+    """Read a rate as people write it."""
+    count, _, period = text.strip().partition("/")
+    if not (count.strip().isdecimal() and count.strip().isascii()) or period.strip() not in _PERIODS:
+        raise ConfigError(f"{text!r} is not a rate: write it like 20/hour, 2/minute or 100/day.")
+    return Rate(int(count), _PERIODS[period.strip()])

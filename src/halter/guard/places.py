@@ -1,0 +1,146 @@
+"""How risky it is to read or write at a place: a path, a host, an URL."""
+
+import ipaddress
+import posixpath
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from halter.core.events import RiskLevel
+from halter.core.tools import Effect
+
+Finding = tuple[RiskLevel, str]
+
+HOME: Final = "~"
+_SYSTEM: Final = frozenset(
+    {"etc", "usr", "bin", "sbin", "lib", "lib64", "boot", "dev", "proc", "sys", "var", "root", "opt", "run"}
+)
+_HARMLESS_DEVICES: Final = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/zero", "/dev/tty"})
+_KEYS: Final = frozenset({".ssh", ".gnupg", ".aws", ".kube", ".docker", ".azure"})
+_SECRET_FILES: Final = frozenset(
+    {
+        ".env",
+        ".netrc",
+        ".npmrc",
+        ".pypirc",
+        ".pgpass",
+        ".git-credentials",
+        ".envrc",
+        "id_rsa",
+        "id_ed25519",
+        "credentials.json",
+    }
+)
+_ACCOUNTS: Final = frozenset({"/etc/passwd", "/etc/shadow", "/etc/sudoers", "/etc/gshadow"})
+_STARTUP: Final = frozenset({".bashrc", ".zshrc", ".profile", ".bash_profile", ".gitconfig"})
+_INTERNAL: Final = (".local", ".internal", ".localhost", ".lan", ".home.arpa", ".corp")
+_METADATA: Final = frozenset({"169.254.169.254", "metadata.google.internal", "fd00:ec2::254"})
+_BYTES: Final = 4
+_BYTE: Final = 255
+_SCHEMES: Final = frozenset({"http", "https", "ws", "wss"})
+
+
+def normal(path: str) -> str:
+    """Write a path in one way: `~` for the home folder, no `.` and no needless `..`."""
+    for home in ("${HOME}", "$HOME"):
+        if path.startswith(home):
+            path = HOME + path[len(home) :]
+    path = posixpath.normpath(path.replace("\\", "/")) if path else "."
+    return "/" + path.lstrip("/") if path.startswith("/") else path
+
+
+def is_root(path: str) -> bool:
+    """Tell whether a path is, or has in it, a whole system, a home, or all homes."""
+    if not normal(path).startswith(("/", HOME)):
+        return False
+    parts = [part for part in normal(path).split("/") if part not in {"*", "**", ".*"}]
+    match parts:
+        case [] | [""] | ["", ""] | ["~"] | ["", "home" | "Users" | "root"] | ["", "home" | "Users", _]:
+            return True
+        case ["", top]:
+            return top in _SYSTEM
+        case _:
+            return parts[0].startswith("~") and len(parts) == 1
+
+
+def path_risk(path: str, effect: Effect) -> Iterator[Finding]:
+    """Judge reading or writing a file."""
+    where = normal(path)
+    parts = where.split("/")
+    writes = effect == "write"
+    if where in _HARMLESS_DEVICES:
+        return
+    if where in _ACCOUNTS or not _KEYS.isdisjoint(parts):
+        yield "CRITICAL" if writes else "HIGH", f"{where} holds keys or accounts"
+    elif _is_secret_file(parts[-1]):
+        yield "HIGH", f"{where} holds secrets"
+    elif writes and parts[-1] in _STARTUP and not where.startswith("."):
+        yield "HIGH", f"{where} is run at every login"
+    elif where.startswith("/dev/") and writes:
+        yield "CRITICAL", f"{where} is a device"
+    elif where.startswith("/") and parts[1] in _SYSTEM:
+        if writes:
+            yield "HIGH", f"{where} belongs to the system"
+    elif parts[0] == "..":
+        yield "HIGH" if writes else "MEDIUM", f"{where} is outside the folder"
+    elif writes and (where.startswith("/") or parts[0].startswith("~")):
+        yield "MEDIUM", f"{where} is outside the folder"
+
+
+def _is_secret_file(name: str) -> bool:
+    return name in _SECRET_FILES or (name.startswith(".env.") and not name.endswith((".example", ".sample")))
+
+
+def url_risk(url: str) -> Iterator[Finding]:
+    """Judge fetching from, or sending to, an URL."""
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").rstrip("."), parts.port
+    except ValueError:
+        yield "HIGH", "an URL that cannot be read"
+        return
+    if parts.scheme not in _SCHEMES:
+        yield "HIGH", f"the scheme {parts.scheme} does not lead to the web"
+        return
+    if parts.scheme in {"http", "ws"}:
+        yield "MEDIUM", f"{host} is asked without encryption"
+    if port not in {None, 80, 443}:
+        yield "MEDIUM", f"{port} is no port of the web"
+    if parts.username or parts.password:
+        yield "MEDIUM", "an URL with a user in it"
+    yield from host_risk(host)
+
+
+def host_risk(host: str) -> Iterator[Finding]:
+    """Judge a host by its name or address."""
+    address = _address(host)
+    if host in _METADATA or (address is not None and str(address) in _METADATA):
+        yield "CRITICAL", f"{host} gives away the machine's own credentials"
+    elif address is not None and not address.is_global:
+        yield "HIGH", f"{host} is inside the network"
+    elif address is not None:
+        yield "MEDIUM", f"{host} is an address without a name"
+    elif not host or host == "localhost" or host.endswith(_INTERNAL) or "." not in host:
+        yield "HIGH", f"{host or 'no host'} is inside the network"
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Read an address, also in the old spellings that resolvers still take: decimal, hex, octal, shortened."""
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return _old_address(host)
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _old_address(host: str) -> ipaddress.IPv4Address | None:
+    try:
+        numbers = [
+            int(part, 16 if part[:2] in {"0x", "0X"} else 8 if part[:1] == "0" else 10) for part in host.split(".")
+        ]
+    except ValueError:
+        return None
+    *first, last = numbers
+    if len(numbers) > _BYTES or any(number > _BYTE for number in first) or last > 256 ** (_BYTES - len(first)) - 1:
+        return None
+    return ipaddress.IPv4Address(sum(number << (24 - 8 * index) for index, number in enumerate(first)) + last)

@@ -1,0 +1,175 @@
+"""The table of levels, cell by cell."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from halter.core.clock import DAY, HOUR, MINUTE
+from halter.core.errors import ConfigError
+from halter.core.events import RiskLevel
+from halter.core.limits import Caps
+from halter.core.spec import (
+    MODES,
+    SIMULATES,
+    Approval,
+    LevelRule,
+    Mode,
+    Policy,
+    Resolved,
+    Simulate,
+    ToolRule,
+    ToolsSpec,
+)
+from halter.core.tools import LEVELS, Level, ToolSpec
+from halter.guard.judge import Rate
+from halter.guard.levels import audited, declared, needs_approval, parse_rate, rate_of, risk_assessed, simulated
+
+RISKS: tuple[RiskLevel | None, ...] = (None, "LOW", "MEDIUM", "HIGH", "CRITICAL")
+ASKS: dict[Level, str] = {
+    "SAFE": "---",
+    "MONITORED": "---",
+    "CONTROLLED": "y--",
+    "RESTRICTED": "yy-",
+    "PRIVILEGED": "yyy",
+}
+
+
+def policy(mode: Mode = "SEMI", fleet: Policy | None = None, agent: Policy | None = None) -> Resolved:
+    return Resolved(
+        name="ann",
+        mode=mode,
+        observe=False,
+        caps=Caps(),
+        on_cap="wrap_up",
+        max_steps=50,
+        timeout=0,
+        min_output_tokens=256,
+        reserve_tokens=512,
+        reserve_cost_fraction=0.1,
+        policies=(fleet or Policy(), agent or Policy()),
+        disabled=(),
+        approval_expiry=DAY,
+        tools=ToolsSpec(),
+        phases=(),
+        allowed_models=None,
+        allowed_hosts=None,
+        secrets=(),
+        prices={},
+    )
+
+
+def spec(level: Level = "CONTROLLED", **more: Any) -> ToolSpec:
+    return ToolSpec(name="act", description="Acts.", schema=b"{}", level=level, **more)
+
+
+def overrides(level: Level, approval: Approval | None) -> list[Policy]:
+    if approval is None:
+        return [Policy()]
+    return [
+        Policy(levels={level: LevelRule(approval=approval)}),
+        Policy(tools={"act": ToolRule(approval=approval)}),
+    ]
+
+
+CELLS = list(product(LEVELS, MODES, (None, "always", "never"), RISKS))
+
+
+@pytest.mark.parametrize(("level", "mode", "approval", "risk"), CELLS)
+def test_who_is_asked_follows_level_mode_override_and_risk(
+    level: Level, mode: Mode, approval: Approval | None, risk: RiskLevel | None
+) -> None:
+    usual = ASKS[level][MODES.index(mode)] == "y"
+    expected = risk == "CRITICAL" or {None: usual, "always": True, "never": False}[approval]
+    for fleet in overrides(level, approval):
+        assert needs_approval(policy(mode, fleet), spec(level), risk) is expected
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_agent_cannot_switch_the_question_off_for_itself(level: Level) -> None:
+    for agent in overrides(level, "never"):
+        for mode in MODES:
+            assert needs_approval(policy(mode, agent=agent), spec(level), "LOW") is (
+                ASKS[level][MODES.index(mode)] == "y"
+            )
+
+
+def test_the_tool_s_own_rule_is_nearer_than_its_level_s() -> None:
+    fleet = Policy(levels={"SAFE": LevelRule(approval="always")}, tools={"act": ToolRule(approval="never")})
+    assert not needs_approval(policy("ASSIST", fleet), spec("SAFE"), "HIGH")
+
+
+@pytest.mark.parametrize(
+    ("level", "audit", "rate", "assessed"),
+    [
+        ("SAFE", "", None, False),
+        ("MONITORED", "arguments", None, False),
+        ("CONTROLLED", "full", None, False),
+        ("RESTRICTED", "full", None, True),
+        ("PRIVILEGED", "full", Rate(20, HOUR), True),
+    ],
+)
+def test_the_other_cells_of_the_table(level: Level, audit: str, rate: Rate | None, *, assessed: bool) -> None:
+    assert audited(policy(), spec(level)) == audit
+    assert rate_of(policy(), spec(level)) == rate
+    assert risk_assessed(policy(), spec(level)) is assessed
+
+
+@pytest.mark.parametrize(("level", "simulate"), list(product(LEVELS, (None, *SIMULATES))))
+def test_simulation_happens_when_a_person_is_asked_or_when_it_is_written(
+    level: Level, simulate: Simulate | None
+) -> None:
+    fleet = Policy() if simulate is None else Policy(tools={"act": ToolRule(simulate=simulate)})
+    meant = simulate or ("asked" if level in {"RESTRICTED", "PRIVILEGED"} else "never")
+    assert simulated(policy(fleet=fleet), spec(level), asked=True) is (meant != "never")
+    assert simulated(policy(fleet=fleet), spec(level), asked=False) is (meant == "always")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_rate_can_be_set_for_a_tool_or_a_level(level: Level) -> None:
+    assert rate_of(policy(fleet=Policy(tools={"act": ToolRule(rate=3)})), spec(level)) == Rate(3, HOUR)
+    assert rate_of(policy(fleet=Policy(levels={level: LevelRule(rate=4)})), spec(level)) == Rate(4, HOUR)
+
+
+@pytest.mark.parametrize(("written", "own"), list(product(LEVELS, LEVELS)))
+def test_the_fleet_can_say_of_what_level_a_tool_is(written: Level, own: Level) -> None:
+    placed = policy("SEMI", Policy(tools={"act": ToolRule(level=written)}))
+    assert needs_approval(placed, spec(own), None) is (ASKS[written][1] == "y")
+    assert risk_assessed(placed, spec(own)) is (written in {"RESTRICTED", "PRIVILEGED"})
+
+
+def test_a_tool_that_says_nothing_is_controlled() -> None:
+    assert declared(ToolSpec(name="act", description="", schema=b"{}")) == "CONTROLLED"
+
+
+@pytest.mark.parametrize(
+    ("level", "effect", "is_level"),
+    [
+        ("CONTROLLED", "write", "RESTRICTED"),
+        ("PRIVILEGED", "write", "PRIVILEGED"),
+        ("CONTROLLED", "read", "CONTROLLED"),
+    ],
+)
+def test_a_tool_of_a_server_that_does_not_say_it_only_reads_is_restricted(
+    level: Level, effect: Any, is_level: Level
+) -> None:
+    assert declared(spec(level, effect=effect, server="far")) == is_level
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("20/hour", Rate(20, HOUR)),
+        (" 2 / minute", Rate(2, MINUTE)),
+        ("100/day", Rate(100, DAY)),
+        ("0/hour", Rate(0, HOUR)),
+    ],
+)
+def test_rates_are_read_as_people_write_them(text: str, rate: Rate) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "20", "/hour", "-1/hour", "1.5/hour", "20/fortnight", "²/hour", "20 per hour"])
+def test_what_is_no_rate_is_refused_with_a_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match="20/hour"):
+        parse_rate(text)

@@ -1,0 +1,271 @@
+"""Secrets are taken out of text in one place. All keys here are put together from parts and open nothing."""
+
+import base64
+import json
+import random
+import string
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halter.guard.families import FAMILIES
+from halter.guard.redact import Redactor, secret_like
+
+ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\x00"))
+PLAIN = Redactor({})
+
+
+def letters(count: int, alphabet: str = string.ascii_letters + string.digits) -> str:
+    return "".join(random.Random(count).choices(alphabet, k=count))
+
+
+def hexes(count: int) -> str:
+    return letters(count, "0123456789abcdef")
+
+
+UPPER = string.ascii_uppercase + string.digits
+UUID = "-".join(hexes(count) for count in (8, 4, 4, 4, 12))
+DASHES = "-" * 5
+PEM = f"{DASHES}BEGIN RSA PRIVATE {'KEY'}{DASHES}\n{letters(64)}\n{letters(40)}==\n{DASHES}END RSA PRIVATE KEY{DASHES}"
+
+EXAMPLES = [
+    ("openai", "sk" + "-" + letters(48)),
+    ("openai", "sk" + "-proj-" + letters(60) + "_" + letters(20)),
+    ("anthropic", "sk" + "-ant-" + "api03-" + letters(80)),
+    ("openrouter", "sk" + "-or-v1-" + hexes(64)),
+    ("google", "AI" + "za" + letters(35)),
+    ("google", "GOC" + "SPX-" + letters(28)),
+    ("google", "ya" + "29." + letters(60)),
+    ("aws", "AK" + "IA" + letters(16, UPPER)),
+    ("aws", "AS" + "IA" + letters(16, UPPER)),
+    ("stripe", "sk" + "_live_" + letters(24)),
+    ("stripe", "rk" + "_test_" + letters(24)),
+    ("stripe", "wh" + "sec_" + letters(32)),
+    ("github", "gh" + "p_" + letters(36)),
+    ("github", "gh" + "o_" + letters(36)),
+    ("github", "github" + "_pat_" + letters(22) + "_" + letters(59)),
+    ("gitlab", "gl" + "pat-" + letters(20)),
+    ("slack", "xo" + "xb-" + letters(12, string.digits) + "-" + letters(24)),
+    ("slack", "hooks.slack" + ".com/services/T" + letters(8, UPPER) + "/B" + letters(8, UPPER) + "/" + letters(24)),
+    ("twilio", "S" + "K" + hexes(32)),
+    ("sendgrid", "S" + "G." + letters(22) + "." + letters(43)),
+    ("npm", "np" + "m_" + letters(36)),
+    ("pypi", "py" + "pi-AgEIcHlwaS5vcmc" + letters(70)),
+    ("azure", letters(3) + "8Q" + "~" + letters(34)),
+    ("private-key", PEM),
+    ("private-key", json.dumps({"type": "service_account", "private_id": "x", "pem": PEM})),
+    ("jwt", "ey" + "JhbGciOiJIUzI1NiJ9" + ".ey" + "JzdWIiOiIxMjM0In0" + "." + letters(43)),
+    ("huggingface", "h" + "f_" + letters(34)),
+    ("digitalocean", "do" + "p_v1_" + hexes(64)),
+    ("heroku", "HR" + "KU-" + UUID),
+    ("mailgun", "ke" + "y-" + hexes(32)),
+    ("shopify", "sh" + "pat_" + hexes(32)),
+    ("square", "sq" + "0atp-" + letters(22)),
+    ("telegram", "123456789" + ":A" + "A" + letters(33)),
+    ("discord", "M" + letters(23) + "." + letters(6) + "." + letters(27)),
+    ("discord", "discord" + ".com/api/webhooks/" + letters(18, string.digits) + "/" + letters(68)),
+    ("datadog", "pu" + "b" + hexes(32)),
+    ("newrelic", "NR" + "AK-" + letters(27, UPPER)),
+    ("cloudflare", "v1" + ".0-" + hexes(24) + "-" + hexes(146)),
+    ("linear", "lin" + "_api_" + letters(40)),
+    ("notion", "nt" + "n_" + letters(46)),
+    ("okta", "SS" + "WS 00" + letters(40)),
+    ("vault", "hv" + "s." + letters(90)),
+    ("databricks", "da" + "pi" + hexes(32)),
+    ("grafana", "gl" + "sa_" + letters(32) + "_" + hexes(8)),
+    ("postman", "PM" + "AK-" + hexes(24) + "-" + hexes(34)),
+    ("terraform", letters(14) + ".at" + "lasv1." + letters(60)),
+    ("doppler", "dp" + ".pt." + letters(43)),
+    ("sentry", "snt" + "rys_" + letters(80)),
+    ("supabase", "sb" + "p_" + hexes(40)),
+    ("groq", "gs" + "k_" + letters(52)),
+    ("replicate", "r" + "8_" + letters(37)),
+    ("pulumi", "pu" + "l-" + hexes(40)),
+    ("atlassian", "AT" + "ATT3" + letters(60)),
+    ("figma", "fi" + "gd_" + letters(40)),
+    ("airtable", "pa" + "t" + letters(14) + "." + hexes(64)),
+    ("planetscale", "pscale" + "_tkn_" + letters(43)),
+    ("dynatrace", "dt" + "0c01." + letters(24, UPPER) + "." + letters(64, UPPER)),
+    ("rubygems", "ruby" + "gems_" + hexes(48)),
+    ("age", "AGE-SECRET" + "-KEY-1" + letters(58, UPPER)),
+    ("circleci", "CCI" + "PAT_" + letters(40)),
+    ("tailscale", "ts" + "key-auth-" + letters(24)),
+    ("langsmith", "lsv" + "2_pt_" + hexes(32) + "_" + hexes(10)),
+    ("docker", "dckr" + "_pat_" + letters(27)),
+    ("bearer", "Authorization Bearer " + letters(40)),
+    ("basic-auth", "Proxy Basic " + base64.b64encode(b"ann:open sesame").decode()),
+    ("url-password", "postgres://ann:" + letters(10) + "@db.example.com/x"),
+    ("url-password", "https://ann:" + "pä$$wörd" + "@example.com"),
+    ("azure", "https://x.blob.core.windows.net/c?sv=1&sig=" + letters(43) + "%3D"),
+    ("password", "password=" + letters(12)),
+    ("password", "DB_PASSWORD: " + letters(12)),
+    ("password", '{"apiKey": "' + letters(20) + '"}'),
+    ("password", r"{\"client_secret\": \"" + letters(20) + r"\"}"),
+    ("password", "aws_secret_access_key = " + letters(40)),
+    ("password", "Server=x;User=y;Pwd=" + letters(9) + ";Encrypt=1"),
+    ("password", "AccountKey=" + letters(86) + "=="),
+    ("password", "Authorization: token " + letters(40)),
+    ("password", "x-api-key: " + letters(32)),
+    ("password", "Mot de passe: password: 'ünïcode'"),
+]
+
+INNOCENT = [
+    "",
+    "Ordinary prose about passwords, tokens and secrets, none of which is here.",
+    "The secret: there is none. Password: required. token = null",
+    "commit 4a4989f0c7a1de0a0d0b5b4f9d3fca13cf1f5b52 by ann",
+    "sha256:" + hexes(64),
+    UUID,
+    f"<img src='data:image/png;base64,{base64.b64encode(random.Random(7).randbytes(4000)).decode()}'>",
+    base64.b64encode(b"\x00\x01\x02" * 2000).decode(),
+    "task-management-of-a-rather-long-branch-name-for-risk-assessments",
+    "max_tokens=4096 total_tokens: 15000 tokens=12",
+    "https://example.com:8443/path?page=2#top and ann@example.com",
+    "tests.golden.test_a_session_that_ends_is_never_started_again",
+    "${secret:GITHUB_TOKEN} and password=${secret:DB_PASSWORD}",
+    "npm_config_registry and npm_lifecycle_event",
+    "The pattern is a patient path through the half_open door.",
+    "password: str = Field(...)",
+    "0x" + hexes(40) + " " + "00" + hexes(62),
+    "2026-11-15T03:15:34Z INFO worker-3 GET /v1/items/77 status=200 took 12.5 ms",
+    "a\x00b\ud800 Grüße 世界 🌍",
+    "Basic understanding of bearer certificates",
+]
+
+
+@pytest.mark.parametrize(("family", "text"), EXAMPLES)
+def test_a_key_of_each_usual_family_is_hidden_under_its_family_s_name(family: str, text: str) -> None:
+    redacted = PLAIN.redact(f"before {text} after")
+    assert f"[redacted:{family}]" in redacted
+    assert len(redacted.replace(f"[redacted:{family}]", "")) < len(f"before {text} after") - 6
+    assert redacted.startswith("before ")
+    assert redacted.endswith(" after")
+
+
+def test_the_table_covers_the_families_that_it_should() -> None:
+    assert len(EXAMPLES) >= 45
+    assert len({family for family, _ in EXAMPLES}) >= 45
+    assert {family for family, _ in EXAMPLES} <= {family.name for family in FAMILIES}
+
+
+@pytest.mark.parametrize("text", INNOCENT)
+def test_what_is_no_secret_stays_as_it_is(text: str) -> None:
+    assert PLAIN.redact(text) == text
+
+
+def test_only_the_secret_part_is_hidden() -> None:
+    assert PLAIN.redact("postgres://ann:open-sesame@db/x") == "postgres://ann:[redacted:url-password]@db/x"
+    assert PLAIN.redact('{"password": "open-sesame", "user": "ann"}') == (
+        '{"password": "[redacted:password]", "user": "ann"}'
+    )
+
+
+def test_two_keys_without_anything_between_them_are_both_hidden() -> None:
+    aws, stripe = "AK" + "IA" + letters(16, UPPER), "sk" + "-" + letters(30)
+    assert PLAIN.redact(aws + stripe) == "[redacted:aws][redacted:openai]"
+
+
+def test_a_key_in_the_user_part_of_an_url_is_hidden_too() -> None:
+    key = "gh" + "p_" + letters(36)
+    assert PLAIN.redact(f"https://{key}:x-oauth@github.com") == (
+        "https://[redacted:github]:[redacted:url-password]@github.com"
+    )
+
+
+SECRET = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=8, max_size=40)
+SPELLINGS = {
+    "plain": lambda value: value,
+    "json": json.dumps,
+    "json unescaped": lambda value: json.dumps(value, ensure_ascii=False),
+    "json in json": lambda value: json.dumps(json.dumps(value)),
+    "url": lambda value: quote(value, safe=""),
+    "url with slashes": quote,
+    "form": quote_plus,
+    "all percent": lambda value: "".join(f"%{byte:02x}" for byte in value.encode()),
+    "hex": lambda value: value.encode().hex(),
+    "upper hex": lambda value: value.encode().hex().upper(),
+    "separated hex": lambda value: value.encode().hex(":"),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@given(value=SECRET)
+@settings(max_examples=30, deadline=None)
+def test_a_known_value_is_hidden_in_every_spelling(spelling: str, value: str) -> None:
+    spelled = SPELLINGS[spelling](value)
+    redacted = Redactor({"MINE": value}).redact(f"<<{spelled}>>")
+    assert "[redacted:MINE]" in redacted
+    assert spelled.strip('"\\') not in redacted
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+@pytest.mark.parametrize("padding", ["", "="])
+@given(before=st.binary(max_size=5), value=SECRET, after=st.binary(max_size=5))
+@settings(max_examples=50, deadline=None)
+def test_a_known_value_inside_base64_is_hidden_at_each_alignment(
+    encode: Callable[[bytes], bytes], padding: str, before: bytes, value: str, after: bytes
+) -> None:
+    encoded = encode(before + value.encode() + after).decode()
+    redacted = Redactor({"MINE": value}).redact(encoded if padding else encoded.rstrip("="))
+    assert "[redacted:MINE]" in redacted
+    assert len(redacted) - len("[redacted:MINE]") <= 4 * (len(before) + len(after) + 4) / 3
+
+
+def test_long_values_and_values_of_several_lines_are_hidden_piece_by_piece() -> None:
+    long = letters(5000)
+    assert Redactor({"LONG": long}).redact(f"a {long} b") == "a [redacted:LONG] b"
+    lines = f"{letters(30)}\n{letters(31)}\n{letters(32)}"
+    redactor = Redactor({"LINES": lines})
+    assert redactor.redact(lines) == "[redacted:LINES]"
+    assert redactor.redact(f"1: {letters(31)}") == "1: [redacted:LINES]"
+    assert redactor.redact(json.dumps(lines)) == '"[redacted:LINES]"'
+
+
+def test_of_the_environment_only_secret_like_names_count_and_short_values_never() -> None:
+    environment = {
+        "HOME": "/home/ann",
+        "ACME_TOKEN": "open-sesame",
+        "PIN_KEY": "1234567",
+        "SSH_AUTH_SOCK": "/run/agent",
+    }
+    redacted = Redactor({}, environment).redact("/home/ann open-sesame 1234567 /run/agent")
+    assert redacted == "/home/ann [redacted:ACME_TOKEN] 1234567 /run/agent"
+    assert Redactor({"ANY": "open-sesame"}).redact("open-sesame") == "[redacted:ANY]"
+
+
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "db-password", "GH_PAT", "client.secret", "SENTRY_DSN"])
+def test_names_of_secrets_are_known(name: str) -> None:
+    assert secret_like(name)
+
+
+@pytest.mark.parametrize("name", ["HOME", "PWD", "KEYBOARD", "AWS_ACCESS_KEY_ID", "TOKENIZERS_PARALLELISM"])
+def test_names_of_other_things_are_known(name: str) -> None:
+    assert not secret_like(name)
+
+
+def test_a_mark_that_somebody_else_wrote_hides_nothing() -> None:
+    assert Redactor({"MINE": "open-sesame"}).redact("[redacted:open-sesame]") == "[redacted:[redacted:MINE]]"
+
+
+PARTS = st.sampled_from(
+    [head for family in FAMILIES for head in family.heads]
+    + [text for _, text in EXAMPLES]
+    + ["password=", "secret: bearer ", "open-sesame", "[redacted:", "[redacted:github]", "]", "://", "@", "=", " ", "."]
+)
+KNOWN = Redactor({"MINE": "open-sesame", "OTHER": "sk-sesame-open"})
+
+
+@given(st.lists(PARTS | ANY_TEXT | st.text("abcAB01_-", max_size=40), max_size=12).map("".join))
+@settings(max_examples=1500, deadline=None)
+def test_redacting_twice_changes_nothing_more(text: str) -> None:
+    once = KNOWN.redact(text)
+    assert KNOWN.redact(once) == once
+    assert "open-sesame" not in once
+
+
+@given(ANY_TEXT)
+def test_any_text_can_be_redacted(text: str) -> None:
+    assert isinstance(KNOWN.redact(text), str)

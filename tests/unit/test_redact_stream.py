@@ -1,0 +1,62 @@
+"""A secret that is split over chunks is caught as if it had come whole."""
+
+import base64
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halter.guard.redact import Redactor
+from halter.guard.stream import StreamRedactor
+
+SECRET = "open sesame/4+2"
+REDACTOR = Redactor({"MINE": SECRET})
+DASHES = "-" * 5
+KEYS = [
+    SECRET,
+    base64.b64encode(f"x{SECRET}y".encode()).decode(),
+    SECRET.encode().hex(),
+    "gh" + "p_" + "a1B2" * 9,
+    "password = 'correct-horse'",
+    "Authorization: Basic " + "QWxhZGRpbjpvcGVuIHNlc2FtZQ==",
+    f"{DASHES}BEGIN PRIVATE {'KEY'}{DASHES}\n" + ("A" * 64 + "\n") * 40 + f"{DASHES}END PRIVATE KEY{DASHES}",
+    "ey" + "JhbGciOiJIUzI1NiJ9" + ".ey" + "J" + "a" * 900 + "." + "b" * 43,
+    "postgres://ann:open-sesame@db/x",
+]
+WORDS = st.sampled_from(["word", "x=1,", "\n", "🌍", "https://example.com/a", "a" * 300, "\ud800"])
+
+
+@given(st.lists(st.sampled_from(KEYS) | WORDS, max_size=40), st.integers(0, 2**32), st.integers(1, 400))
+@settings(max_examples=200, deadline=None)
+def test_chunks_come_out_as_the_whole_text_would(words: list[str], seed: int, longest: int) -> None:
+    text = " ".join(words)
+    cut = random.Random(seed)
+    stream = StreamRedactor(REDACTOR)
+    out: list[str] = []
+    at = 0
+    while at < len(text):
+        size = cut.randint(1, longest)
+        out.append(stream.feed(text[at : at + size]))
+        at += size
+    out.append(stream.finish())
+    assert "".join(out) == REDACTOR.redact(text)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_secret_that_comes_letter_by_letter_is_caught(key: str) -> None:
+    stream = StreamRedactor(REDACTOR)
+    text = "word " * 100 + key + " word" * 100
+    out = "".join(stream.feed(letter) for letter in text) + stream.finish()
+    assert out == REDACTOR.redact(text)
+
+
+def test_what_is_certain_does_not_wait_for_the_end() -> None:
+    stream = StreamRedactor(REDACTOR)
+    assert len(stream.feed("word " * 1000)) > 4000
+
+
+def test_a_stream_without_any_blank_is_let_go_in_time() -> None:
+    stream = StreamRedactor(REDACTOR)
+    released = sum(len(stream.feed("a" * 10_000)) for _ in range(100))
+    assert released > 500_000
