@@ -1,17 +1,13 @@
 """What can be known of a call before any row is locked."""
 
-import itertools
-
 import pytest
 
 from halter.config.agent import agent_of
 from halter.config.fleet import fleet_of
 from halter.config.load import load_bytes
 from halter.config.resolve import resolve
-from halter.core.events import RiskLevel
-from halter.core.spec import Mode, Phase
-from halter.core.tools import LEVELS, Level
-from halter.guard.ask import Call, Prepared, Standing, digest_of, needs_approval, prepare
+from halter.core.spec import Phase
+from halter.guard.ask import Call, Prepared, Standing, prepare
 from halter.tools.tool import FunctionTool, tool
 
 
@@ -34,11 +30,9 @@ def standing(agent: str = "name: desk\n", fleet: str = "{}", grants: tuple[str, 
     return Standing("s", "desk", Phase("work", grants), resolved, str(resolved.digest()))
 
 
-def prepared(
-    where: Standing, using: FunctionTool | None, arguments: bytes = b'{"order": 7}', risk: RiskLevel = "LOW"
-) -> Prepared:
+def prepared(where: Standing, using: FunctionTool | None, arguments: bytes = b'{"order": 7}') -> Prepared:
     name = using.spec.name if using else "nosuch"
-    return prepare(where, Call("s.1", name, arguments), using, 0, 500, lambda _spec, _valid: (risk, ("because",)))
+    return prepare(where, Call("s.1", name, arguments), using, 0, 500)
 
 
 @pytest.mark.parametrize(
@@ -72,20 +66,10 @@ def test_levels_decide_what_is_audited_and_assessed() -> None:
     assert (prepared(standing(), deed).asked.audit, prepared(standing(), deed).asked.risk) == ("full", "LOW")
 
 
-ASKED = {"ASSIST": LEVELS[2:], "SEMI": LEVELS[3:], "FULL": LEVELS[4:]}
-
-
-@pytest.mark.parametrize(("mode", "level"), list(itertools.product(ASKED, LEVELS)))
-def test_who_is_asked_follows_the_mode(mode: Mode, level: Level) -> None:
-    assert needs_approval(None, level, mode, None) == (level in ASKED[mode])
-    assert needs_approval("always", level, mode, None)
-    assert not needs_approval("never", level, mode, "HIGH")
-    assert needs_approval("never", level, mode, "CRITICAL")
-
-
-def test_an_approval_is_bound_to_every_byte_the_session_and_the_policy() -> None:
-    ways = itertools.product(("deed", "look"), (b"{}", b"{ }"), ("s", "t"), ("p", "q"))
-    assert len({digest_of(*way) for way in ways}) == 16
+def test_who_is_asked_follows_the_mode_and_the_risk() -> None:
+    assert prepared(standing(), deed).asked.approval is not None
+    assert prepared(standing(fleet="mode: FULL"), deed).asked.approval is None
+    assert prepared(standing(), look).asked.approval is None
 
 
 def test_a_privileged_tool_has_the_rate_that_its_level_has() -> None:

@@ -1,32 +1,16 @@
 """From what a model asked for to what the judge is asked: everything that can be known before a row is locked."""
 
-from collections.abc import Callable, Mapping
-from hashlib import sha256
-from typing import Final
-
 import msgspec
 
-from halter.core.clock import HOUR
-from halter.core.events import Audit, Outcome, Purpose, RiskLevel
+from halter.core.events import Outcome, Purpose
 from halter.core.limits import Spender, legs
-from halter.core.spec import Mode, Phase, Resolved
-from halter.core.text import clean, from_body
-from halter.core.tools import LEVELS, Invalid, Level, Tool, ToolSpec, Valid, secret_names
-from halter.guard.judge import Approval, Asked, Rate
-
-AUDITS: Final[Mapping[Level, Audit]] = {
-    "SAFE": "",
-    "MONITORED": "arguments",
-    "CONTROLLED": "full",
-    "RESTRICTED": "full",
-    "PRIVILEGED": "full",
-}
-ASKS_FROM: Final[Mapping[Mode, Level]] = {"ASSIST": "CONTROLLED", "SEMI": "RESTRICTED", "FULL": "PRIVILEGED"}
-"""The least dangerous level for which a person is asked, by mode."""
-
-ASSESSED: Final[frozenset[Level]] = frozenset(("RESTRICTED", "PRIVILEGED"))
-
-Assess = Callable[[ToolSpec, Valid], tuple[RiskLevel, tuple[str, ...]]]
+from halter.core.spec import Phase, Resolved
+from halter.core.text import clean
+from halter.core.tools import Invalid, Tool, ToolSpec, Valid, secret_names
+from halter.guard.judge import Approval, Asked
+from halter.guard.levels import audited, needs_approval, rate_of, risk_assessed, rule_of
+from halter.guard.risk import Risk, assess
+from halter.guard.rules import digest
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -63,7 +47,7 @@ class Prepared(msgspec.Struct, frozen=True):
     arguments: Valid | None
 
 
-def prepare(standing: Standing, call: Call, tool: Tool | None, now: int, usd: int, assess: Assess) -> Prepared:
+def prepare(standing: Standing, call: Call, tool: Tool | None, now: int, usd: int) -> Prepared:
     """Look at a call from all sides; `usd` is what it may cost at most."""
     if tool is None:
         flaw: tuple[Outcome, str] = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
@@ -72,19 +56,18 @@ def prepare(standing: Standing, call: Call, tool: Tool | None, now: int, usd: in
     if isinstance(arguments, Invalid):
         flaw = flaw_of(standing, tool.spec) or ("invalid_arguments", arguments.sentence)
         return Prepared(_asked(standing, call, now, flaw, tool.spec), tool, None)
-    rule = standing.policy.rule(call.tool, tool.spec.level)
-    risk, reasons = assess(tool.spec, arguments) if rule.level in ASSESSED else (None, ())
-    asked = _asked(standing, call, now, flaw_of(standing, tool.spec) or _missing(standing, arguments), tool.spec)
-    needs = needs_approval(rule.approval, rule.level, standing.policy.mode, risk)
+    policy, spec = standing.policy, tool.spec
+    risk = assess(spec, arguments) if risk_assessed(policy, spec) else None
+    level = risk.level if risk else None
+    asked = _asked(standing, call, now, flaw_of(standing, spec) or _missing(standing, arguments), spec)
     asked = msgspec.structs.replace(
         asked,
         arguments=arguments.canonical,
-        level=rule.level,
-        risk=risk,
-        audit=AUDITS[rule.level],
-        rate=None if rule.rate is None else Rate(rule.rate, HOUR),
-        approval=_approval(standing, call, arguments, reasons) if needs else None,
-        legs=legs(standing.policy.caps, Spender(standing.session, standing.agent, standing.trigger), now, usd=usd),
+        risk=level,
+        audit=audited(policy, spec),
+        rate=rate_of(policy, spec),
+        approval=_approval(standing, call, arguments, risk) if needs_approval(policy, spec, level) else None,
+        legs=legs(policy.caps, Spender(standing.session, standing.agent, standing.trigger), now, usd=usd),
     )
     return Prepared(asked, tool, arguments)
 
@@ -96,18 +79,6 @@ def flaw_of(standing: Standing, spec: ToolSpec) -> tuple[Outcome, str] | None:
     if not standing.phase.grants_tool(spec.name):
         return ("tool_not_granted", f"{spec.name} is not granted in the phase {standing.phase.name}.")
     return None
-
-
-def needs_approval(said: str | None, level: Level, mode: Mode, risk: RiskLevel | None) -> bool:
-    """Tell whether a person is asked: always where the risk is critical, else as the rule or the mode says."""
-    if risk == "CRITICAL" or said == "always":
-        return True
-    return said is None and LEVELS.index(level) >= LEVELS.index(ASKS_FROM[mode])
-
-
-def digest_of(tool: str, arguments: bytes, session: str, policy: str) -> str:
-    """Bind an approval to exactly this: one byte more or less is another call."""
-    return sha256(msgspec.json.encode((tool, from_body(arguments), session, policy))).hexdigest()
 
 
 def _asked(
@@ -130,7 +101,11 @@ def _asked(
     if spec is None:
         return asked
     return msgspec.structs.replace(
-        asked, level=spec.level, effect=spec.effect, idempotent=spec.idempotent, egress=spec.egress
+        asked,
+        level=rule_of(standing.policy, spec).level,
+        effect=spec.effect,
+        idempotent=spec.idempotent,
+        egress=spec.egress,
     )
 
 
@@ -142,7 +117,8 @@ def _missing(standing: Standing, arguments: Valid) -> tuple[Outcome, str] | None
     return ("invalid_arguments", f"This agent has no secret {', '.join(unknown)}.")
 
 
-def _approval(standing: Standing, call: Call, arguments: Valid, reasons: tuple[str, ...]) -> Approval:
-    digest = digest_of(call.tool, arguments.canonical, standing.session, standing.policy_digest)
+def _approval(standing: Standing, call: Call, arguments: Valid, risk: Risk | None) -> Approval:
+    bound = digest(call.tool, arguments.canonical, standing.session, standing.policy_digest)
     shown = b"%s %s" % (call.tool.encode(), arguments.canonical)
-    return Approval(f"{call.id}/approval", digest, shown, reasons, expires_in=standing.policy.approval_expiry)
+    reasons = risk.reasons if risk else ()
+    return Approval(f"{call.id}/approval", bound, shown, reasons, expires_in=standing.policy.approval_expiry)
