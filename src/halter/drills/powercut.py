@@ -120,7 +120,8 @@ def record(path: Path, *, teeth: bool = False) -> Recording:
         def connect(_: str) -> sqlite3.Connection:
             connection = open_connection(recorder.uri, uri=True)
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-            connection.execute(f"PRAGMA synchronous = {'OFF' if teeth else 'FULL'}")
+            if teeth:
+                connection.execute("PRAGMA synchronous = OFF")
             return connection
 
         with closing(sqlite3.connect(recorder.uri, uri=True)) as reader:
