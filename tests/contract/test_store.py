@@ -139,6 +139,15 @@ async def test_a_key_repeated_within_one_batch_is_written_once(store: JournalSto
     assert len(await store.read(FLEET)) == 1
 
 
+async def test_the_same_key_in_another_stream_is_another_write(store: JournalStore) -> None:
+    first, second = session_stream("one"), session_stream("two")
+    assert not (await store.commit(note("delivery", first))).repeated
+    answers = await asyncio.gather(*(store.commit(note("delivery", stream)) for stream in (first, second, second)))
+    assert [answer.repeated for answer in answers] == [True, False, True]
+    assert [len(await store.read(stream)) for stream in (first, second)] == [1, 1]
+    assert [event.stream for event in answers[1].events] == [second]
+
+
 async def test_a_key_repeated_by_another_process_at_the_same_time_is_written_once(shared_place: "Place") -> None:
     stores = [shared_place.open() for _ in range(3)]
     for number in range(20):

@@ -42,7 +42,8 @@ from halter.journal.verify import verify
 from halter.state import life
 from halter.state.session import InFlight
 
-FLEET_DAY = Account("fleet", "day/2026-01-01", "usd")
+FLEET_DAY = Account("fleet", "day/2999-01-01", "usd")
+"""A day that no store has seen the end of: on PostgreSQL the time is the real one."""
 WORKER = WorkerId("worker")
 AWAY = 1_000
 
@@ -144,7 +145,9 @@ class Scribe:
         done = await self.commit(write)
         held = any(event.kind == intent.KIND for event in done.events)
         if held:
-            self.flights[name] = InFlight(name, "look", "turn", legs, done.events[0].at, is_call=call)
+            self.flights[name] = InFlight(
+                name, "look", "turn", legs, done.events[0].at, is_call=call, seq=done.events[0].seq
+            )
         return held
 
     async def settle(self, session: str, name: str, usd: int) -> None:

@@ -11,8 +11,8 @@ import pytest
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import SessionStarted
 from halter.core.ids import WorkerId, session_stream
-from halter.core.limits import Cap, Caps, Spender, legs
-from halter.core.money import dollars
+from halter.core.limits import Cap, Caps, Spender, accounts, legs
+from halter.core.money import BudgetRow, dollars
 from halter.core.ports import Lease, Query
 from halter.core.rows import AuditRow, HoldRow
 from halter.core.tools import Failed, Happened, Invalid, Output, Permit, ToolSpec, Unstoppable, Valid
@@ -34,10 +34,13 @@ def masked(text: str) -> str:
 class Deed:
     """A tool whose act a test writes; it counts how often it really acted."""
 
-    def __init__(self, act: Callable[[], Awaitable[str]] | None = None, **spec: Any) -> None:
+    def __init__(
+        self, act: Callable[[], Awaitable[str]] | None = None, reports: int | None = None, **spec: Any
+    ) -> None:
         self.spec = ToolSpec(name="deed", description="Do it.", schema=b"{}", **spec)
         self.acts = 0
         self._act = act
+        self._cost = reports
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         return ARGUMENTS
@@ -45,7 +48,7 @@ class Deed:
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         permit.use()
         self.acts += 1
-        return Output(await self._act() if self._act else "done")
+        return Output(await self._act() if self._act else "done", self._cost)
 
     async def check(self, arguments: Valid, permit: Permit) -> Happened:
         return "unknown"
@@ -89,6 +92,23 @@ async def test_a_granted_call_acts_between_its_intent_and_its_outcome(world: Wor
     assert await desk.kinds() == ["call_started", "call_settled"]
     (row,) = await world.store.ask(Query("all_audit", AuditRow))
     assert (row.tool, row.outcome, row.agent, row.cost_usd) == ("deed", "ok", "desk", 500)
+
+
+async def test_who_asks_twice_for_one_call_is_told_twice_and_it_acts_once(world: World) -> None:
+    desk, tool = await desk_in(world), Deed()
+    asked = desk.asks(usd=500)
+    assert await desk.calls(tool, asked) == await desk.calls(tool, asked) == Answer("s.0", "ok", "done", 500, 0)
+    assert tool.acts == 1
+
+
+async def test_a_free_tool_that_reports_a_cost_is_charged_for_it(world: World) -> None:
+    desk = await desk_in(world, Caps(session=Cap(100)))
+    tool = Deed(reports=130)
+    answer = await desk.calls(tool, desk.asks(accounts=accounts(desk.caps, Spender("s", "desk"), world.now)))
+    assert answer.cost_usd == 130
+    assert await desk.kinds() == ["call_started", "call_settled", "overrun_incurred"]
+    (budget,) = [row for row in await world.store.ask(Query("budgets", BudgetRow)) if row.scope == "session:s"]
+    assert (budget.spent, budget.overrun) == (130, 30)
 
 
 async def test_a_call_that_would_trip_all_brakes_reports_the_halt_then_the_grant_then_the_money(world: World) -> None:

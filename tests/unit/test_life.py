@@ -9,6 +9,7 @@ from halter.core.events import (
     Cause,
     CostCapReached,
     OverrunIncurred,
+    RequestStarted,
     SessionEnded,
     SessionParked,
     SessionStarted,
@@ -17,10 +18,10 @@ from halter.core.events import (
 )
 from halter.core.ids import WorkerId, inbox_stream, session_stream
 from halter.core.limits import Cap, Caps, Spender, carve, legs
-from halter.core.money import BudgetRow, Overrun
+from halter.core.money import Account, BudgetRow, Overrun
 from halter.core.ports import Lease, Query
 from halter.core.rows import FREE, HoldRow, SessionRow, SpendRow
-from halter.guard.purse import Held, Truth
+from halter.guard.purse import Held, Refused, Truth, change_cap
 from halter.state.life import end, message, park, post, start_child, wake
 from halter.testing.world import World
 
@@ -183,9 +184,37 @@ async def test_a_sub_sessions_cap_is_held_in_its_parents_session_and_nowhere_els
     lease = await begun(world)
     committed = await world.store.commit(start_child(child(), lease, b"Help."))
     assert [stored.stream for stored in committed.events] == [session_stream("kid")]
-    assert await budgets(world) == {"session:s1": (0, CARVED, 0)}
+    assert await budgets(world) == {"session:s1": (0, CARVED, 0), "session:kid": (0, 0, 0)}
     assert (await row_of(world, "kid")).parent == "s1"
     assert (await world.store.commit(end(lease, "COMPLETED", "completed"))).events == ()
+
+
+async def test_what_was_carved_is_the_sub_sessions_cap_whatever_its_own_configuration_says(world: World) -> None:
+    await world.store.commit(start_child(child(), await begun(world), b"Help."))
+    kid = await claimed(world, "kid")
+    generous = Caps(session=Cap(CAP * 10), agent=(), fleet=())
+    amounts = legs(generous, Spender("kid", "helper"), world.now, usd=CARVED + 1)
+    answer = await world.purse.hold(kid, CallStarted(call="dear", tool="spend", legs=amounts))
+    assert isinstance(answer, Refused)
+    assert answer.event.cap == CARVED
+
+
+@pytest.mark.parametrize("cap", [CARVED + 1, None])
+async def test_a_sub_sessions_cap_is_never_raised_above_what_was_carved_for_it(world: World, cap: int | None) -> None:
+    await world.store.commit(start_child(child(), await begun(world), b"Help."))
+    kid = Account("session:kid", "", "usd")
+    assert (await world.store.commit(change_cap(kid, cap, "ada", "raise"))).events == ()
+    assert len((await world.store.commit(change_cap(kid, CARVED - 1, "ada", "lower"))).events) == 1
+
+
+async def test_a_session_that_still_holds_tokens_does_not_end(world: World) -> None:
+    lease = await begun(world)
+    amounts = legs(Caps(token_budget=500), Spender("s1", "agent"), world.now, usd=0, tokens=100)
+    answer = await world.purse.hold(lease, RequestStarted(request="r", model="m", purpose="turn", legs=amounts))
+    assert isinstance(answer, Held)
+    assert (await world.store.commit(end(lease, "COMPLETED", "completed"))).events == ()
+    await world.purse.settle(lease, answer.flight, Truth("ok", tokens=40))
+    assert len((await world.store.commit(end(lease, "COMPLETED", "completed"))).events) == 1
 
 
 async def test_without_room_below_the_parents_cap_no_sub_session_begins(world: World) -> None:

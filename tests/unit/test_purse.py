@@ -1,20 +1,34 @@
 """The economic brake: held before anything acts, settled after it, and exact whatever happens in between."""
 
 import asyncio
+from functools import partial
 
+import msgspec
 import pytest
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, OverrunIncurred, Purpose, RequestStarted
 from halter.core.ids import WorkerId, session_stream
-from halter.core.limits import Cap, Caps, Spender, legs
-from halter.core.money import COLD_START, Account, BudgetRow, Forecast
-from halter.core.ports import BLOB_FROM, Lease, Query
+from halter.core.limits import Cap, Caps, Spender, accounts, legs
+from halter.core.money import COLD_START, MOST, Account, BudgetRow, Charge, Forecast, Leg
+from halter.core.ports import BLOB_FROM, Lease, Query, Write
+from halter.core.project import rows_of_hold
 from halter.core.rows import HoldRow, SpendRow
 from halter.core.usage import Usage
-from halter.core.windows import window_end
-from halter.guard.purse import PATIENCE, Held, Intent, Purse, Refused, StillHeld, Truth, change_cap
+from halter.core.windows import window_at, window_end
+from halter.guard.purse import (
+    PATIENCE,
+    Held,
+    Intent,
+    Purse,
+    Refused,
+    StillHeld,
+    Truth,
+    change_cap,
+    holding,
+    settling,
+)
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 from halter.state.life import end
@@ -425,3 +439,86 @@ async def test_a_cap_that_is_lowered_while_the_clock_is_set_back_is_lowered_all_
     await store.commit(change_cap(account, 50, "mara", "second"))
     (row,) = await store.ask(Query("budgets", BudgetRow))
     assert row.cap == 50
+
+
+async def test_a_cost_that_nothing_was_held_for_counts_all_the_same(world: World) -> None:
+    lease = await begun(world)
+    free = await held(world, lease, CallStarted(call="c1", tool="look"))
+    flight = msgspec.structs.replace(free.flight, accounts=accounts(CAPS, Spender("s1", "a1"), world.now))
+    await world.purse.settle(lease, flight, Truth("ok", usd=130))
+    assert await sums(world) == (130, 0, 30)
+    (spend,) = await world.store.ask(Query("all_spends", SpendRow))
+    assert (spend.name, spend.usd, spend.held_usd) == ("look", 130, 0)
+    assert (await world.session("s1")).overrun
+
+
+@pytest.mark.parametrize("reported", [-50, 2**63, -(2**70)])
+@ON_EITHER_STORE
+def test_a_cost_that_cannot_be_is_taken_for_none_that_was_reported(reported: int, path: str | None) -> None:
+    async def scene() -> None:
+        lease = await begun(world)
+        taken = await held(world, lease, call(world, 60))
+        await world.purse.settle(lease, taken.flight, Truth("ok", usd=reported, tokens=reported))
+        assert await sums(world) == (60, 0, 0)
+
+    with World(path=path) as world:
+        world.run(scene())
+
+
+@pytest.mark.parametrize("amount", [-1, MOST + 1])
+def test_no_amount_that_frees_money_or_cannot_be_counted_is_held(amount: int) -> None:
+    with pytest.raises(ValueError, match="cannot be held"):
+        Leg("session:s1", "", "usd", 100, amount)
+
+
+@pytest.mark.parametrize("usd", [-1, 2**63])
+def test_no_amount_that_gives_money_back_or_cannot_be_counted_is_charged(usd: int) -> None:
+    with pytest.raises(ValueError, match="cannot be charged"):
+        Charge(usd=usd)
+
+
+async def test_who_waits_past_midnight_spends_the_money_of_the_new_day(world: World) -> None:
+    lease = await begun(world)
+    midnight = window_end(window_at("day", world.now)) or 0
+    await world.advance(midnight - world.now - 10 * SECOND)
+    yesterday, today = (window_at("day", moment) for moment in (world.now, midnight))
+    first = await held(world, lease, call(world, 80, "first", DAILY))
+    waiting = asyncio.create_task(world.purse.hold(lease, call(world, 60, "second", DAILY)))
+    await world.advance(20 * SECOND)
+    answer = await waiting
+    assert isinstance(answer, Held)
+    assert await sums(world, Account("agent:a1", today, "usd")) == (0, 60, 0)
+    await world.purse.settle(lease, first.flight, Truth("ok", usd=80))
+    assert await sums(world, Account("agent:a1", yesterday, "usd")) == (80, 0, 0)
+
+
+async def test_money_of_a_day_that_is_over_is_not_held(world: World) -> None:
+    lease = await begun(world)
+    late = call(world, 60, caps=DAILY)
+    write = Write(session_stream("s1"), "late", partial(holding, late), rows_of_hold("c1", late.legs), lease)
+    await world.advance(DAY)
+    assert (await world.store.commit(write)).events == ()
+
+
+async def test_what_was_settled_and_is_held_again_is_settled_again(world: World) -> None:
+    lease = await begun(world)
+    await spent(world, lease, 10, "c1")
+    again = await world.purse.hold(lease, call(world, 20), attempt=1)
+    assert isinstance(again, Held)
+    await world.purse.settle(lease, again.flight, Truth("ok", usd=15))
+    assert await sums(world) == (25, 0, 0)
+
+
+async def test_a_settlement_without_its_hold_charges_nothing(world: World) -> None:
+    lease = await begun(world)
+    taken = await held(world, lease, call(world, 60))
+    await world.purse.settle(lease, taken.flight, Truth("ok", usd=25))
+    twice = Write(
+        session_stream("s1"),
+        "another key",
+        lambda rows: settling(taken.flight, Truth("ok", usd=25), rows),
+        rows_of_hold("c1", taken.flight.legs),
+        lease,
+    )
+    assert (await world.store.commit(twice)).events == ()
+    assert await sums(world) == (25, 0, 0)

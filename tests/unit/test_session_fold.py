@@ -99,8 +99,8 @@ def test_what_was_begun_and_not_settled_is_in_flight_with_all_that_was_held_for_
         RequestStarted(request="r1", model="m", purpose="gate"),
     )
     assert session.in_flight == {
-        "c1": InFlight("c1", "look", "turn", LEGS, 2000, is_call=True),
-        "r1": InFlight("r1", "m", "gate", (), 3000, is_call=False),
+        "c1": InFlight("c1", "look", "turn", LEGS, 2000, is_call=True, seq=2),
+        "r1": InFlight("r1", "m", "gate", (), 3000, is_call=False, seq=3),
     }
     assert session.in_flight["c1"].most() == Charge(usd=30, tokens=7)
     assert session.in_flight["r1"].most() == Charge()

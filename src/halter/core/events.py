@@ -75,7 +75,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SessionStarted(Event, frozen=True, kw_only=True):
-    """A session came to be; its body is the task it was given."""
+    """A session came to be; its body is the task it was given.
+
+    A sub-session that is `bound` has what was carved out of its parent's cap as its own cap.
+    """
 
     KIND: ClassVar[str] = "session_started"
 
@@ -90,6 +93,7 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     definition: str = ""
     format: int = 1
     carved: tuple[Leg, ...] = ()
+    bound: bool = False
 
 
 class SessionWoken(Event, frozen=True, kw_only=True):
@@ -154,6 +158,14 @@ class RequestStarted(Event, frozen=True, kw_only=True):
     legs: tuple[Leg, ...] = ()
 
 
+class Unheld(msgspec.Struct, frozen=True):
+    """A cost that was reported although nothing was held for it: what for, and where it counts."""
+
+    name: str
+    purpose: Purpose
+    accounts: tuple[Leg, ...]
+
+
 class RequestSettled(Event, frozen=True, kw_only=True):
     """A model answered, or did not; its body is the answer."""
 
@@ -163,6 +175,7 @@ class RequestSettled(Event, frozen=True, kw_only=True):
     outcome: Outcome
     usage: Usage | None = None
     charge: Charge | None = None
+    unheld: Unheld | None = None
 
 
 class CallStarted(Event, frozen=True, kw_only=True):
@@ -204,6 +217,7 @@ class CallSettled(Event, frozen=True, kw_only=True):
     duration_ms: int = 0
     error: str = ""
     audited: bool = False
+    unheld: Unheld | None = None
 
 
 class CallRefused(Event, frozen=True, kw_only=True):

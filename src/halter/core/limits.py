@@ -3,7 +3,7 @@
 import msgspec
 
 from halter.core.money import DOLLAR, Leg
-from halter.core.windows import Per, window_at
+from halter.core.windows import Per, window_after, window_at, window_end
 
 
 class Cap(msgspec.Struct, frozen=True):
@@ -38,17 +38,33 @@ class Spender(msgspec.Struct, frozen=True):
 
 def legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int = 0) -> tuple[Leg, ...]:
     """Spread an amount over all scopes it weighs on: session, trigger, agent, fleet."""
+    money = [msgspec.structs.replace(leg, amount=usd) for leg in accounts(caps, spender, now)] if usd else []
+    counted = [Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens)] if tokens else []
+    return (*money, *counted)
+
+
+def accounts(caps: Caps, spender: Spender, now: int) -> tuple[Leg, ...]:
+    """List where a cost is counted, also one that nothing was held for."""
     scoped = [(f"session:{spender.session}", caps.session)]
     if spender.trigger:
         scoped += [(f"trigger:{spender.trigger}", cap) for cap in caps.trigger]
     scoped += [(f"agent:{spender.agent}", cap) for cap in caps.agent]
     scoped += [("fleet", cap) for cap in caps.fleet]
     money: dict[tuple[str, str], Leg] = {}
-    for scope, cap in scoped if usd else ():
-        leg = Leg(scope, window_at(cap.per, now, caps.zone), "usd", cap.max_cost_usd, usd)
+    for scope, cap in scoped:
+        leg = Leg(scope, window_at(cap.per, now, caps.zone), "usd", cap.max_cost_usd, 0)
         money[leg.scope, leg.window] = _tighter(leg, money.get((leg.scope, leg.window)))
-    counted = [Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens)] if tokens else []
-    return (*money.values(), *counted)
+    return tuple(money.values())
+
+
+def rolled(held: tuple[Leg, ...], now: int) -> tuple[Leg, ...]:
+    """Move an amount into the windows of now: whoever waited past midnight spends today's money, not yesterday's."""
+    return tuple(msgspec.structs.replace(leg, window=window_after(leg.window, now)) for leg in held)
+
+
+def outdated(held: tuple[Leg, ...], now: int) -> bool:
+    """Tell whether one of the windows is over."""
+    return any(end is not None and end <= now for end in (window_end(leg.window) for leg in held))
 
 
 def _tighter(leg: Leg, other: Leg | None) -> Leg:

@@ -18,6 +18,12 @@ UNITS: Final[tuple[Unit, Unit]] = ("usd", "tokens")
 
 DOLLAR = 1_000_000
 
+MOST: Final = 1_000_000_000 * DOLLAR
+"""No single amount is larger: sums of any number of them that can happen stay within what a store can hold."""
+
+COUNTABLE: Final = 2**63
+"""Where the whole numbers of a store end."""
+
 
 def dollars(amount: str | float | Decimal) -> int:
     """Turn dollars as people write them into micro-dollars, rounded up: a bound must not shrink."""
@@ -28,6 +34,11 @@ def shown(micros: int) -> str:
     """Write an amount for people: cents, and finer only where there is something finer."""
     sign, whole = ("-" if micros < 0 else ""), Decimal(abs(micros)) / DOLLAR
     return f"{sign}${whole:,.2f}" if micros % 10_000 == 0 else f"{sign}${whole.normalize():,f}"
+
+
+def believable(amount: int) -> bool:
+    """Tell whether an amount can be what something costs."""
+    return 0 <= amount <= MOST
 
 
 class Account(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +55,11 @@ class Leg(Account, frozen=True, array_like=True):
     cap: int | None
     amount: int
 
+    def __post_init__(self) -> None:
+        """Refuse an amount that would free money, or that no store can count."""
+        if not believable(self.amount):
+            raise ValueError(f"{self.amount} cannot be held in {self.scope}: it must be from 0 to {MOST}.")
+
 
 class Overrun(Account, frozen=True, array_like=True):
     """By how much the truth went beyond the cap of one account."""
@@ -57,6 +73,11 @@ class Charge(msgspec.Struct, frozen=True, omit_defaults=True):
     usd: int = 0
     tokens: int = 0
     overruns: tuple[Overrun, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a charge that would give money back, or that no store can count."""
+        if not (0 <= self.usd < COUNTABLE and 0 <= self.tokens < COUNTABLE):
+            raise ValueError(f"{self.usd} micro-dollars and {self.tokens} tokens cannot be charged.")
 
     def of(self, unit: Unit) -> int:
         """Tell the part of the charge that is counted in that unit."""
@@ -84,13 +105,15 @@ class BudgetRow(Row, frozen=True):
         return (BudgetRow, (self.scope, self.window, self.unit))
 
     def capped(self, cap: int | None, at: int, by: str = "") -> "BudgetRow":
-        """Take note of a cap: a person's newest word counts, and outranks whatever the configuration says.
+        """Take note of a cap: a person's newest word counts, then what was carved out, then the configuration.
 
         What people say stands in one stream and is read in order. What the configuration says is told by each
         session in its own stream, between which there is no order: there the latest counts, of equals the larger,
         so that any order of the same events ends in the same cap.
         """
         if not by and (self.cap_by or (at, _rank(cap)) < (self.cap_at, _rank(self.cap))):
+            return self
+        if by == CARVED and self.cap_by not in {"", CARVED}:
             return self
         return BudgetRow(self.scope, self.window, self.unit, cap, at, by, self.spent, self.held, self.overrun)
 
@@ -137,6 +160,9 @@ class CapReached(msgspec.Struct, frozen=True):
     cap: int
     budget: BudgetRow
 
+
+CARVED: Final = "carved"
+"""By whom a sub-session's cap was set: by what was carved out of its parent's."""
 
 BudgetOf = Callable[[Leg], BudgetRow]
 

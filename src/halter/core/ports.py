@@ -175,6 +175,16 @@ class Store(Protocol):
         ...
 
 
+async def said(store: Store, stored: Stored) -> bytes:
+    """Return the body of an event, wherever it is kept; nothing where there is none, or none any more."""
+    if stored.blob is None:
+        return stored.body or b""
+    try:
+        return await store.get(stored.blob)
+    except KeyError:
+        return b""
+
+
 async def kept(store: Store, body: bytes | None) -> tuple[bytes | None, Digest | None]:
     """Put a large body away as a blob; return what stays beside the event, and the blob's name if there is one."""
     if body is None or len(body) <= BLOB_FROM:

@@ -32,7 +32,7 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.ids import StreamId, session_of
-from halter.core.money import Account, BudgetRow, Charge, Leg
+from halter.core.money import CARVED, Account, BudgetRow, Charge, Leg
 from halter.core.row import R, Row, RowKey
 from halter.core.rows import FREE, AuditRow, DecisionRow, HaltRow, HoldRow, RateRow, SessionRow, SpendRow
 from halter.core.usage import Usage
@@ -83,9 +83,9 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
         case CallStarted():
             yield from _call_started(event, place, known)
         case RequestSettled():
-            yield from _settled(event.request, event.charge, event.usage, place, known)
+            yield from _settled(event.request, event, event.usage or Usage(), place, known)
         case CallSettled():
-            yield from _settled(event.call, event.charge, None, place, known)
+            yield from _settled(event.call, event, Usage(), place, known)
             yield from _audit_settled(event, place, known)
         case CallRefused():
             yield from _call_refused(event, place, known)
@@ -142,6 +142,9 @@ def _session_started(event: SessionStarted, place: Place, known: Known) -> Itera
         wake_at=place.at,
     )
     yield from _held(event.session, event.agent, "turn", event.carved, place, known)
+    for leg in event.carved if event.bound else ():
+        own = budget_row(known, Account(place.stream, "", leg.unit))
+        yield own.capped(leg.amount, place.at, CARVED)
 
 
 def _session_woken(event: SessionWoken, place: Place, known: Known) -> SessionRow:
@@ -196,12 +199,18 @@ def _held(
         yield budget_row(known, leg).capped(leg.cap, place.at).moved(held=leg.amount)
 
 
-def _settled(hold: str, charge: Charge | None, usage: Usage | None, place: Place, known: Known) -> Iterator[Effect]:
-    row = known.get(HoldRow, hold) if charge is not None else None
-    if row is None or charge is None:
+def _settled(
+    call: str, event: CallSettled | RequestSettled, usage: Usage, place: Place, known: Known
+) -> Iterator[Effect]:
+    if event.charge is None:
         return
-    yield from _freed(row, charge, known)
-    yield _spend(row, charge, usage or Usage(), place, known)
+    if event.unheld is not None:
+        # Nothing was held for it, which is a hold of nothing: the truth counts all the same.
+        yield from _held(call, event.unheld.name, event.unheld.purpose, event.unheld.accounts, place, known)
+    hold = known.get(HoldRow, call)
+    if hold is not None:
+        yield from _freed(hold, event.charge, known)
+        yield _spend(hold, event.charge, usage, place, known)
 
 
 def _freed(hold: HoldRow, charge: Charge, known: Known) -> Iterator[Effect]:

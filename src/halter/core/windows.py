@@ -6,7 +6,7 @@ The empty window means "for as long as the scope lives", as a session's own cap 
 
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, cast
 from zoneinfo import ZoneInfo
 
 from halter.core.clock import MINUTE, SECOND
@@ -36,6 +36,13 @@ def _named(per: Per, quarter: int, zone: str) -> str:
     return name if zone == "UTC" else f"{name}@{zone}"
 
 
+def window_after(window: str, now: int) -> str:
+    """Name the window of the same length and zone which the moment falls into."""
+    per, _, rest = window.partition("/")
+    return window_at(cast("Per", per), now, rest.partition("@")[2] or "UTC")
+
+
+@lru_cache(1024)
 def window_end(window: str) -> int | None:
     """Tell the moment at which a window is over, or None for a scope's whole life."""
     if not window:

@@ -3,7 +3,7 @@
 import msgspec
 
 from halter.core.events import Outcome, Purpose
-from halter.core.limits import Spender, legs
+from halter.core.limits import Spender, accounts, legs
 from halter.core.spec import Phase, Resolved
 from halter.core.text import clean
 from halter.core.tools import Invalid, Tool, ToolSpec, Valid, secret_names
@@ -60,6 +60,7 @@ def prepare(standing: Standing, call: Call, tool: Tool | None, now: int, usd: in
     risk = assess(spec, arguments) if risk_assessed(policy, spec) else None
     level = risk.level if risk else None
     asked = _asked(standing, call, now, flaw_of(standing, spec) or _missing(standing, arguments), spec)
+    spender = Spender(standing.session, standing.agent, standing.trigger)
     asked = msgspec.structs.replace(
         asked,
         arguments=arguments.canonical,
@@ -67,7 +68,8 @@ def prepare(standing: Standing, call: Call, tool: Tool | None, now: int, usd: in
         audit=audited(policy, spec),
         rate=rate_of(policy, spec),
         approval=_approval(standing, call, arguments, risk) if needs_approval(policy, spec, level) else None,
-        legs=legs(policy.caps, Spender(standing.session, standing.agent, standing.trigger), now, usd=usd),
+        legs=legs(policy.caps, spender, now, usd=usd),
+        accounts=accounts(policy.caps, spender, now),
     )
     return Prepared(asked, tool, arguments)
 

@@ -10,20 +10,21 @@ There is no other way to a tool: what runs behind this door needs a permit, and 
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ToolError
-from halter.core.events import CallRefused, CallStarted, DecisionAsked, Outcome
-from halter.core.ids import session_stream
-from halter.core.ports import Committed, Lease, Store, Write
+from halter.core.events import CallRefused, CallSettled, CallStarted, DecisionAsked, Outcome
+from halter.core.ids import StreamId, session_stream
+from halter.core.ports import Committed, Lease, Store, Write, said
 from halter.core.text import from_body, to_body
 from halter.core.tools import Failed, Happened, Output, Permit, Tool, Unstoppable, Valid
 from halter.guard.halts import HaltWatch
 from halter.guard.judge import Asked, judge, rows_of
-from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth
+from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth, charged
 from halter.state.session import InFlight, call_in_flight
 
 MILLISECOND: Final = SECOND // 1000
@@ -114,15 +115,30 @@ class Door:
         masked = self._masked_call(asked)
         deadline = self._clock.now() + self._patience
         while True:
-            key = f"{asked.call}/asked/{attempt}"
-            write = Write(stream, key, lambda rows: judge(masked, rows), rows_of(masked), lease)
-            answer = admission(await self._store.commit(write), lease)
+            now_asked = masked.at(self._clock.now())
+            decide = partial(judge, now_asked)
+            write = Write(stream, f"{asked.call}/asked/{attempt}", decide, rows_of(now_asked), lease)
+            committed = await self._store.commit(write)
+            answer = admission(committed, lease)
+            if isinstance(answer, InFlight):
+                settled = await self._settled_before(stream, answer) if committed.repeated else None
+                return settled or msgspec.structs.replace(answer, accounts=now_asked.accounts)
             if answer is not None:
                 return answer
             left = deadline - self._clock.now()
             if left <= 0:
                 return StillHeld(asked.call)
             await self._purse.until_freed(min(left, LONGEST_LOOK))
+
+    async def _settled_before(self, stream: StreamId, flight: InFlight) -> Answer | None:
+        """Find what became of a call that was asked for before: who asks twice is told twice; nothing runs twice."""
+        after = flight.seq
+        while page := await self._store.read(stream, after):
+            for stored in page:
+                if isinstance(stored.event, CallSettled) and stored.event.call == flight.id:
+                    return _told(stored.event, await said(self._store, stored))
+            after = page[-1].seq
+        return None
 
     async def _act(
         self,
@@ -179,8 +195,7 @@ class Door:
         truth = msgspec.structs.replace(truth, duration_ms=took, audited=flight.audited)
         await self._purse.settle(lease, flight, truth)
         text = truth.error or from_body(truth.body or b"")
-        cost = flight.most().usd if truth.usd is None else truth.usd
-        return Answer(flight.id, truth.outcome, text, cost, took)
+        return Answer(flight.id, truth.outcome, text, charged(flight, truth)[0], took)
 
     def _masked_call(self, asked: Asked) -> Asked:
         """Mask whatever of a call will be written or shown; digests were made of the words themselves."""
@@ -198,6 +213,11 @@ def _what_is_known(acting: asyncio.Future[Output], stopped: Truth) -> Truth:
     return msgspec.structs.replace(stopped, outcome="unknown") if isinstance(lost, Unstoppable) else stopped
 
 
+def _told(settled: CallSettled, body: bytes) -> Answer:
+    cost = settled.charge.usd if settled.charge else 0
+    return Answer(settled.call, settled.outcome, settled.error or from_body(body), cost, settled.duration_ms)
+
+
 def admission(committed: Committed, lease: Lease) -> InFlight | Answer | NeedsPerson | None:
     """Read the judge's answer off what was written; nothing written means that other holds must settle first."""
     for stored in committed.events:
@@ -207,7 +227,7 @@ def admission(committed: Committed, lease: Lease) -> InFlight | Answer | NeedsPe
                     started.call, "unknown", "An earlier owner of this session began it; nobody knows how it went."
                 )
             case CallStarted() as started:
-                return call_in_flight(started, stored.at)
+                return call_in_flight(started, stored)
             case CallRefused() as refused:
                 return Answer(refused.call, refused.outcome, refused.sentence)
             case DecisionAsked() as asked:

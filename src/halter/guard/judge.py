@@ -23,6 +23,7 @@ from halter.core.events import (
     Purpose,
     RiskLevel,
 )
+from halter.core.limits import outdated, rolled
 from halter.core.money import CapReached, Leg, MustWait, Reserved, reserve, shown
 from halter.core.ports import Draft, Rows
 from halter.core.project import budget_row, rows_of_hold
@@ -64,7 +65,10 @@ class Approval(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about one call that can be known before any row is locked."""
+    """Everything about one call that can be known before any row is locked.
+
+    `legs` are what is held for it; `accounts` say where a cost counts that it turns out to have all the same.
+    """
 
     call: str
     tool: str
@@ -85,8 +89,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     rate: Rate | None = None
     approval: Approval | None = None
     legs: tuple[Leg, ...] = ()
+    accounts: tuple[Leg, ...] = ()
     parallel_group: str = ""
     observe: bool = False
+
+    def at(self, now: int) -> "Asked":
+        """Ask the same at a later moment: rates and windows have moved on."""
+        return msgspec.structs.replace(self, now=now, legs=rolled(self.legs, now), accounts=rolled(self.accounts, now))
 
 
 def rows_of(asked: Asked) -> list[RowKey]:
@@ -110,6 +119,8 @@ def judge(asked: Asked, rows: Rows) -> Sequence[Draft]:
         if not asked.observe or refusal[0] in {"unknown_tool", "invalid_arguments"}:
             return [_refusal(asked, *refusal)]
         waived.append(refusal[0])
+    if outdated(asked.legs, rows.now):
+        return []
     verdict = reserve(_uncapped(asked.legs) if asked.observe else asked.legs, lambda leg: budget_row(rows, leg))
     if isinstance(verdict, CapReached):
         return _cap_reached(asked, verdict)

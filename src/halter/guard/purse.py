@@ -23,8 +23,10 @@ from halter.core.events import (
     Purpose,
     RequestSettled,
     RequestStarted,
+    Unheld,
 )
-from halter.core.ids import FLEET, Digest, session_stream
+from halter.core.ids import FLEET, Digest, StreamId, session_of, session_stream
+from halter.core.limits import outdated, rolled
 from halter.core.money import (
     COLD_START,
     SAMPLES_KEPT,
@@ -34,6 +36,7 @@ from halter.core.money import (
     Forecast,
     Leg,
     Reserved,
+    believable,
     forecast,
     overrun_by_cap,
     reserve,
@@ -43,7 +46,7 @@ from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
 from halter.core.rows import AuditRow, HoldRow
 from halter.core.usage import Usage
-from halter.state.session import InFlight, call_in_flight
+from halter.state.session import InFlight, call_in_flight, request_in_flight
 
 Intent = CallStarted | RequestStarted
 
@@ -73,9 +76,14 @@ def intent_id(intent: Intent) -> str:
 
 
 def holding(intent: Intent, rows: Rows, body: bytes | None = None, blob: Digest | None = None) -> Sequence[Draft]:
-    """Decide on an intent: the intent with its hold, the refusal, or nothing where it must wait."""
+    """Decide on an intent: the intent with its hold, the refusal, or nothing where it must wait.
+
+    Money of a window that is over is not held either: the next attempt asks for that of the window after it.
+    """
     if intent.legs and rows.get(HoldRow, intent_id(intent)) is not None:
         raise ValueError(f"{intent_id(intent)} is held already: settle it, or repeat the attempt that held it.")
+    if outdated(intent.legs, rows.now):
+        return []
     verdict = reserve(intent.legs, lambda leg: budget_row(rows, leg))
     match verdict:
         case Reserved():
@@ -91,15 +99,31 @@ def settling(flight: InFlight, truth: Truth, rows: Rows) -> Sequence[Draft]:
     """Settle what was in flight: exactly once, with the truth, and with an incident for each cap that it passed."""
     if flight.legs and rows.get(HoldRow, flight.id) is None:
         return []
-    most = flight.most()
-    usd = most.usd if truth.usd is None else truth.usd
-    tokens = most.tokens if truth.tokens is None else truth.tokens
-    charge = settle(flight.legs, usd, tokens, lambda leg: budget_row(rows, leg)) if flight.legs else None
+    charge = _charge(flight, truth, rows)
     incidents = [Draft(OverrunIncurred.by(flight.id, over)) for over in (charge.overruns if charge else ())]
     return [Draft(_settled(flight, truth, charge), truth.body, truth.blob), *incidents]
 
 
+def _charge(flight: InFlight, truth: Truth, rows: Rows) -> Charge | None:
+    """Work out the charge; a cost that nothing was held for meets the caps as a hold would have met them."""
+    usd, tokens = charged(flight, truth)
+    if flight.legs:
+        return settle(flight.legs, usd, tokens, lambda leg: budget_row(rows, leg))
+    if usd and flight.accounts:
+        return settle(flight.accounts, usd, 0, lambda leg: budget_row(rows, leg).capped(leg.cap, rows.now))
+    return None
+
+
+def charged(flight: InFlight, truth: Truth) -> tuple[int, int]:
+    """Tell the dollars and tokens to charge: what was reported, or what was held where no sane figure was."""
+    most = flight.most()
+    usd = truth.usd if truth.usd is not None and believable(truth.usd) else most.usd
+    tokens = truth.tokens if truth.tokens is not None and believable(truth.tokens) else most.tokens
+    return usd, tokens
+
+
 def _settled(flight: InFlight, truth: Truth, charge: Charge | None) -> AnyEvent:
+    unheld = Unheld(flight.name, flight.purpose, flight.accounts) if charge and not flight.legs else None
     if flight.is_call:
         return CallSettled(
             call=flight.id,
@@ -108,14 +132,22 @@ def _settled(flight: InFlight, truth: Truth, charge: Charge | None) -> AnyEvent:
             duration_ms=truth.duration_ms,
             error=truth.error,
             audited=truth.audited,
+            unheld=unheld,
         )
-    return RequestSettled(request=flight.id, outcome=truth.outcome, usage=truth.usage, charge=charge)
+    return RequestSettled(request=flight.id, outcome=truth.outcome, usage=truth.usage, charge=charge, unheld=unheld)
 
 
 def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
-    """Raise or lower a cap, also below what is spent already: what is beyond it is recorded, never hidden."""
+    """Raise or lower a cap, also below what is spent already: what is beyond it is recorded, never hidden.
+
+    A sub-session's cap cannot be raised above what was carved out of its parent's: then nothing is written.
+    """
+    session = session_of(StreamId(account.scope)) or ""
 
     def decide(rows: Rows) -> Sequence[Draft]:
+        carved = rows.get(HoldRow, session) if session else None
+        if carved is not None and _beyond(cap, carved, account):
+            return []
         overrun = overrun_by_cap(budget_row(rows, account), cap)
         return [
             Draft(
@@ -131,7 +163,12 @@ def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str
             )
         ]
 
-    return Write(FLEET, key, decide, [budget_key(account)])
+    reads = [budget_key(account), *([(HoldRow, (session,))] if session else [])]
+    return Write(FLEET, key, decide, reads)
+
+
+def _beyond(cap: int | None, carved: HoldRow, account: Account) -> bool:
+    return any(leg.unit == account.unit and (cap is None or cap > leg.amount) for leg in carved.taken())
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -168,11 +205,12 @@ class Purse:
 
         A repeated attempt answers as it did before; after a refusal, a raised cap is tried with the next attempt.
         """
-        write = self._intending(lease, intent, await kept(self._store, body), attempt)
+        kept_body = await kept(self._store, body)
         deadline = self._clock.now() + self._patience
         look = SHORTEST_LOOK
         while True:
-            committed = await self._store.commit(write)
+            intent = msgspec.structs.replace(intent, legs=rolled(intent.legs, self._clock.now()))
+            committed = await self._store.commit(self._intending(lease, intent, kept_body, attempt))
             answer = _answer(committed)
             if answer is not None:
                 self._let_next_try()
@@ -188,10 +226,11 @@ class Purse:
         if truth.body is not None:
             body, blob = await kept(self._store, truth.body)
             truth = msgspec.structs.replace(truth, body=body, blob=blob)
-        reads = [*rows_of_hold(flight.id, flight.legs), *([(AuditRow, (flight.id,))] if truth.audited else [])]
+        legs = flight.legs or flight.accounts
+        reads = [*rows_of_hold(flight.id, legs), *([(AuditRow, (flight.id,))] if truth.audited else [])]
         write = Write(
             session_stream(lease.session),
-            f"{flight.id}/settled",
+            f"{flight.id}/settled/{flight.seq}",
             lambda rows: settling(flight, truth, rows),
             reads,
             lease,
@@ -253,9 +292,9 @@ def _answer(committed: Committed) -> Held | Refused | None:
             case CostCapReached() as refusal:
                 return Refused(refusal)
             case CallStarted() as held:
-                return Held(call_in_flight(held, stored.at))
+                return Held(call_in_flight(held, stored))
             case RequestStarted() as held:
-                return Held(InFlight(held.request, held.model, held.purpose, held.legs, stored.at, is_call=False))
+                return Held(request_in_flight(held, stored))
             case _:
                 pass
     return None

@@ -35,7 +35,7 @@ def start(event: SessionStarted, task: bytes | None = None, blob: Digest | None 
 
 def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None) -> Write:
     """Begin a sub-session whose cap is carved out of its parent's; without room there, nothing begins."""
-    event = msgspec.structs.replace(event, format=max(event.format, FORMAT))
+    event = msgspec.structs.replace(event, format=max(event.format, FORMAT), bound=True)
     stream = session_stream(event.session)
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -52,7 +52,10 @@ def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None)
         session_stream(parent.session),
         f"{event.session}/start",
         decide,
-        rows_of_hold(event.session, event.carved),
+        [
+            *rows_of_hold(event.session, event.carved),
+            *(budget_key(Account(stream, "", leg.unit)) for leg in event.carved),
+        ],
         parent,
         (stream,),
     )

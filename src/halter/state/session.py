@@ -36,7 +36,10 @@ from halter.core.tools import Effect
 
 
 class InFlight(msgspec.Struct, frozen=True):
-    """An intent without its outcome: after a crash it is in doubt."""
+    """An intent without its outcome: after a crash it is in doubt.
+
+    `seq` is the intent's place in its stream. `accounts` say where a cost counts although nothing was held for it.
+    """
 
     id: str
     name: str
@@ -48,6 +51,8 @@ class InFlight(msgspec.Struct, frozen=True):
     idempotent: bool = False
     audited: bool = False
     phase: str = ""
+    seq: int = 0
+    accounts: tuple[Leg, ...] = ()
 
     @property
     def may_repeat(self) -> bool:
@@ -97,9 +102,9 @@ def fold(session: Session, stored: Stored) -> Session:
     event = stored.event
     match event:
         case CallStarted():
-            return _next(session, stored, in_flight={**session.in_flight, event.call: call_in_flight(event, stored.at)})
+            return _next(session, stored, in_flight={**session.in_flight, event.call: call_in_flight(event, stored)})
         case RequestStarted():
-            flight = InFlight(event.request, event.model, event.purpose, event.legs, stored.at, is_call=False)
+            flight = request_in_flight(event, stored)
             return _next(session, stored, in_flight={**session.in_flight, event.request: flight})
         case CallSettled():
             return _settled(session, stored, event.call, event.charge)
@@ -145,19 +150,25 @@ def fold(session: Session, stored: Stored) -> Session:
             raise UnknownEvent(message)
 
 
-def call_in_flight(event: CallStarted, at: int) -> InFlight:
+def request_in_flight(event: RequestStarted, stored: Stored) -> InFlight:
+    """Remember a request that was begun."""
+    return InFlight(event.request, event.model, event.purpose, event.legs, stored.at, is_call=False, seq=stored.seq)
+
+
+def call_in_flight(event: CallStarted, stored: Stored) -> InFlight:
     """Remember a call that was begun."""
     return InFlight(
         id=event.call,
         name=event.tool,
         purpose=event.purpose,
         legs=event.legs,
-        since=at,
+        since=stored.at,
         is_call=True,
         effect=event.effect,
         idempotent=event.idempotent,
         audited=event.audit != "",
         phase=event.phase,
+        seq=stored.seq,
     )
 
 
