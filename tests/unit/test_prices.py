@@ -176,6 +176,11 @@ def test_brains_that_bill_nobody_are_free(name: str) -> None:
     assert rates(name).cost(Usage(10**9, 10**9), NOW) == 0
 
 
+@pytest.mark.parametrize(("base_url", "free"), [("http://localhost:11434", True), ("https://gpu.example.com", False)])
+def test_ollama_is_free_on_this_machine_and_not_wherever_somebody_runs_it(base_url: str, *, free: bool) -> None:
+    assert isinstance(Prices().find(ModelName.parse("ollama:llama3"), base_url), Unpriced) != free
+
+
 # What the configuration says
 
 CHEAP = Price(Decimal(1), Decimal(2), cache_read=Decimal("0.1"), cache_write=Decimal("1.5"))

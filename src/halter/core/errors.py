@@ -19,6 +19,8 @@ Refusals (a cap, a halt, a missing grant) are not here: they are values, and eve
 A message is a sentence for the person who can act: what, where, what to do.
 """
 
+from halter.core.usage import Usage
+
 
 class HalterError(Exception):
     """Root of all errors that Halter raises on purpose."""
@@ -29,7 +31,19 @@ class ConfigError(HalterError):
 
 
 class ModelError(HalterError):
-    """A model could not be asked, or its answer could not be used."""
+    """A model could not be asked, or its answer could not be used: `Kind: message`.
+
+    `billed` is False only where it is sure that nothing was charged. `usage` is what was reported until it failed,
+    `retry_after` what the provider asks to wait, in microseconds.
+    """
+
+    def __init__(
+        self, message: str, *, billed: bool = True, usage: Usage | None = None, retry_after: int | None = None
+    ) -> None:
+        super().__init__(message[:300])
+        self.billed = billed
+        self.usage = usage
+        self.retry_after = retry_after
 
 
 class ModelUnavailable(ModelError):

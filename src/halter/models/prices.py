@@ -41,7 +41,8 @@ MARGIN: Final = Decimal("0.02")
 NO_LIMIT: Final = 10**9
 """More tokens than anyone answers with."""
 
-_FREE_BY_NATURE: Final = frozenset(("ollama", "scripted", "reflex"))
+_IN_THIS_PROCESS: Final = frozenset(("scripted", "reflex"))
+_USUALLY_HERE: Final = frozenset(("ollama",))
 _TABLE_NAMES: Final = MappingProxyType({"gemini": "google"})
 _SOCKETS: Final = frozenset(("unix", "http+unix"))
 _ALWAYS: Final = -(1 << 63)
@@ -171,7 +172,8 @@ class Prices:
         own = self._own.get(str(model)) or self._own.get(model.provider)
         if own is not None:
             return stated(own, self._margin)
-        if model.provider in _FREE_BY_NATURE or on_this_machine(base_url):
+        here = model.provider in _USUALLY_HERE and base_url is None
+        if model.provider in _IN_THIS_PROCESS or here or on_this_machine(base_url):
             return stated(FREE, self._margin)
         return _listed(model, base_url, self._margin)
 
