@@ -1,5 +1,6 @@
 """An "always" answers what a person agreed to, and nothing that only looks like it."""
 
+from hashlib import sha256
 from itertools import product
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halter.core.events import RuleScope
 from halter.core.tools import ToolSpec, Valid
-from halter.guard.rules import At, Matcher, Rule, Same, Scope, Under, Words, digest, matches, same
+from halter.guard.rules import Always, At, Matcher, Same, Under, Words, digest, matches
 
 SPEC = ToolSpec(name="run", description="Runs.", schema=b"{}")
 
@@ -18,13 +20,13 @@ def valid(values: dict[str, Any]) -> Valid:
     return Valid(values, msgspec.json.encode(values, order="sorted"))
 
 
-def rule(matcher: Matcher, scope: Scope = "fleet", owner: str = "", keys: tuple[str, ...] = ()) -> Rule:
-    return Rule(
+def rule(matcher: Matcher, scope: RuleScope = "fleet", owner: str = "", keys: tuple[str, ...] = ()) -> Always:
+    return Always(
         id="r1", tool="run", matcher=matcher, keys=keys, scope=scope, owner=owner, by="ann", made_at=10, expires_at=20
     )
 
 
-def answers(asked: Rule, values: dict[str, Any], now: int = 15) -> bool:
+def answers(asked: Always, values: dict[str, Any], now: int = 15) -> bool:
     return matches(asked, SPEC, valid(values), "s1", "night-watch", now)
 
 
@@ -140,7 +142,16 @@ def test_arguments_that_nobody_agreed_to_are_not_answered() -> None:
 
 
 def test_the_same_arguments_are_answered_and_no_others() -> None:
-    narrow = Rule(**same("run", valid({"a": 1})), id="r", scope="fleet", by="ann", made_at=10, expires_at=20)
+    narrow = Always(
+        tool="run",
+        matcher=Same(sha256(valid({"a": 1}).canonical).hexdigest()),
+        keys=("a",),
+        id="r",
+        scope="fleet",
+        by="ann",
+        made_at=10,
+        expires_at=20,
+    )
     assert isinstance(narrow.matcher, Same)
     assert answers(narrow, {"a": 1})
     assert not answers(narrow, {"a": 2})
@@ -158,7 +169,7 @@ def test_the_same_arguments_are_answered_and_no_others() -> None:
         ("fleet", "s1", False),
     ],
 )
-def test_a_rule_answers_only_in_its_scope(scope: Scope, owner: str, *, answered: bool) -> None:
+def test_a_rule_answers_only_in_its_scope(scope: RuleScope, owner: str, *, answered: bool) -> None:
     assert answers(rule(GIT, scope, owner), {"command": "git status"}) is answered
 
 
@@ -174,7 +185,7 @@ def test_a_rule_answers_only_for_its_tool() -> None:
 
 def test_a_rule_can_be_kept_and_read_back() -> None:
     for matcher in (GIT, Under("path", "x"), At("url", "h"), Same("d")):
-        assert msgspec.json.decode(msgspec.json.encode(rule(matcher)), type=Rule) == rule(matcher)
+        assert msgspec.json.decode(msgspec.json.encode(rule(matcher)), type=Always) == rule(matcher)
 
 
 PARTS = ("run", b'{"a":1}', "s1", "p1")

@@ -64,6 +64,7 @@ Audit = Literal["", "arguments", "full"]
 RiskLevel = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
 DecisionKind = Literal["approval", "unknown_call", "cap_raise", "changed_tool"]
 Verdict = Literal["approve", "deny", "edit"]
+RuleScope = Literal["session", "agent", "fleet"]
 Cause = Literal["timer", "signal", "message", "decision", "trigger", "child", "webhook"]
 
 
@@ -260,7 +261,8 @@ class HaltLifted(Event, frozen=True, kw_only=True):
 class DecisionAsked(Event, frozen=True, kw_only=True):
     """Something waits for a person; its body is what they are shown.
 
-    `digest` binds the answer to the tool, the arguments, the session and the policy that were asked about.
+    `digest` binds the answer to the tool, the arguments, the session and the policy that were asked about. `same` and
+    `keys` tell what a rule would have to match to answer the very same call; `agent` is told where no session asks.
     """
 
     KIND: ClassVar[str] = "decision_asked"
@@ -274,6 +276,9 @@ class DecisionAsked(Event, frozen=True, kw_only=True):
     level: Level | None = None
     risk: RiskLevel | None = None
     reasons: tuple[str, ...] = ()
+    same: str = ""
+    keys: tuple[str, ...] = ()
+    agent: str = ""
 
 
 class DecisionMade(Event, frozen=True, kw_only=True):
@@ -286,6 +291,45 @@ class DecisionMade(Event, frozen=True, kw_only=True):
     by: str
     digest: str
     reason: str = ""
+
+
+class RuleMade(Event, frozen=True, kw_only=True):
+    """A person said "always": calls of a tool that match are agreed to in their scope, until the rule expires.
+
+    `matcher` is JSON that the guard understands; `keys` are all the arguments that a call may have.
+    """
+
+    KIND: ClassVar[str] = "rule_made"
+
+    rule: str
+    tool: str
+    scope: RuleScope
+    owner: str
+    matcher: str
+    keys: tuple[str, ...]
+    by: str
+    expires_at: int
+
+
+class RuleEnded(Event, frozen=True, kw_only=True):
+    """A person took an "always" back."""
+
+    KIND: ClassVar[str] = "rule_ended"
+
+    rule: str
+    by: str
+    reason: str = ""
+
+
+class ToolPinned(Event, frozen=True, kw_only=True):
+    """A server's tool may be used as it is now: when it changes, a person is asked first."""
+
+    KIND: ClassVar[str] = "tool_pinned"
+
+    agent: str
+    tool: str
+    digest: str
+    by: str
 
 
 class CostCapReached(Event, frozen=True, kw_only=True):
@@ -383,6 +427,9 @@ AnyEvent = (
     | HaltLifted
     | DecisionAsked
     | DecisionMade
+    | RuleMade
+    | RuleEnded
+    | ToolPinned
     | CostCapReached
     | OverrunIncurred
     | CapChanged

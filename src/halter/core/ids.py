@@ -10,6 +10,8 @@ WorkerId = NewType("WorkerId", str)
 Digest = NewType("Digest", str)
 
 FLEET = StreamId("fleet")
+AGENT = "agent:"
+"""How the name of somebody begins who is no person."""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _RANDOM_BITS = 80
@@ -43,6 +45,11 @@ class SortableIds:
 
 def _written(number: int) -> str:
     return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def may_decide(by: str) -> bool:
+    """Tell whether a name can be that of a person: an agent's own token decides nothing."""
+    return by != "" and not by.startswith(AGENT)
 
 
 def session_stream(session: str) -> StreamId:

@@ -25,16 +25,30 @@ from halter.core.events import (
     Purpose,
     RequestSettled,
     RequestStarted,
+    RuleEnded,
+    RuleMade,
     SessionEnded,
     SessionParked,
     SessionStarted,
     SessionWoken,
+    ToolPinned,
     WakePosted,
 )
 from halter.core.ids import StreamId, session_of
 from halter.core.money import CARVED, Account, BudgetRow, Charge, Leg
 from halter.core.row import R, Row, RowKey
-from halter.core.rows import FREE, AuditRow, DecisionRow, HaltRow, HoldRow, RateRow, SessionRow, SpendRow
+from halter.core.rows import (
+    FREE,
+    AuditRow,
+    DecisionRow,
+    HaltRow,
+    HoldRow,
+    PinRow,
+    RateRow,
+    RuleRow,
+    SessionRow,
+    SpendRow,
+)
 from halter.core.usage import Usage
 
 
@@ -110,7 +124,15 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
             yield _decision_asked(event, place, known)
         case DecisionMade():
             yield _decision_made(event, place, known)
-            yield _session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
+            if session_of(place.stream):
+                yield _session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
+        case RuleMade():
+            yield _rule_made(event, place)
+        case RuleEnded():
+            row = known.get(RuleRow, event.rule) or RuleRow(event.rule)
+            yield msgspec.structs.replace(row, ended_at=place.at, ended_by=event.by)
+        case ToolPinned():
+            yield PinRow(event.agent, event.tool, event.digest, event.by, place.at)
         case BodiesErased():
             yield Erase(StreamId(event.stream), event.through)
         case CostCapReached() | OverrunIncurred():
@@ -309,7 +331,7 @@ def _decision_asked(event: DecisionAsked, place: Place, known: Known) -> Decisio
         row,
         about=event.about,
         session=session.session,
-        agent=session.agent,
+        agent=session.agent or event.agent,
         subject=event.subject,
         name=event.name,
         digest=event.digest,
@@ -317,13 +339,39 @@ def _decision_asked(event: DecisionAsked, place: Place, known: Known) -> Decisio
         risk=event.risk or "",
         asked_at=place.at,
         expires_at=event.expires_at,
+        same=event.same,
+        keys=_json(event.keys),
+        asked_seq=place.seq,
     )
 
 
 def _decision_made(event: DecisionMade, place: Place, known: Known) -> DecisionRow:
     row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(
-        row, verdict=event.verdict, by=event.by, decided_digest=event.digest, decided_at=place.at
+        row,
+        verdict=event.verdict,
+        by=event.by,
+        decided_digest=event.digest,
+        decided_at=place.at,
+        decided_seq=place.seq,
+    )
+
+
+def _json(words: tuple[str, ...]) -> str:
+    return msgspec.json.encode(words).decode()
+
+
+def _rule_made(event: RuleMade, place: Place) -> RuleRow:
+    return RuleRow(
+        rule=event.rule,
+        tool=event.tool,
+        scope=event.scope,
+        owner=event.owner,
+        matcher=event.matcher,
+        keys=_json(event.keys),
+        by=event.by,
+        made_at=place.at,
+        expires_at=event.expires_at,
     )
 
 

@@ -174,6 +174,46 @@ class DecisionRow(Row, frozen=True):
     decided_digest: str = ""
     decided_at: int | None = None
     used_at: int | None = None
+    same: str = ""
+    keys: str = ""
+    asked_seq: int = 0
+    decided_seq: int = 0
+
+
+class RuleRow(Row, frozen=True):
+    """A person's "always", as long as it lasts."""
+
+    TABLE: ClassVar[str] = "rules"
+    KEY: ClassVar[tuple[str, ...]] = ("rule",)
+
+    rule: str
+    tool: str = ""
+    scope: str = ""
+    owner: str = ""
+    matcher: str = ""
+    keys: str = ""
+    by: str = ""
+    made_at: int = 0
+    expires_at: int = 0
+    ended_at: int | None = None
+    ended_by: str = ""
+
+    def live(self, now: int) -> bool:
+        """Tell whether it still answers."""
+        return self.ended_at is None and self.made_at <= now < self.expires_at
+
+
+class PinRow(Row, frozen=True):
+    """As what an agent may use a server's tool."""
+
+    TABLE: ClassVar[str] = "pins"
+    KEY: ClassVar[tuple[str, ...]] = ("agent", "tool")
+
+    agent: str
+    tool: str
+    digest: str
+    by: str
+    at: int
 
 
 class AuditRow(Row, frozen=True):
@@ -211,5 +251,7 @@ TABLES: Final[tuple[type[Row], ...]] = (
     HaltRow,
     RateRow,
     DecisionRow,
+    RuleRow,
+    PinRow,
     AuditRow,
 )

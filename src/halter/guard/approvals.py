@@ -1,13 +1,23 @@
-"""Decisions: one durable queue of what a person must say yes or no to."""
+"""Decisions: one durable queue of what a person must say yes or no to.
 
-from collections.abc import Sequence
+An answer is bound to the digest of what the person was shown, counts once, and only before it expires. What follows
+from it (a rule, a raised cap, a tool that may be used as it is now) is written in the same transaction.
+"""
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 
 import msgspec
 
-from halter.core.events import DecisionMade, Verdict
-from halter.core.ids import inbox_stream
+from halter.core.events import AnyEvent, DecisionMade, RuleEnded, RuleMade, RuleScope, ToolPinned, Verdict
+from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide
+from halter.core.money import Account
 from halter.core.ports import Draft, Query, Rows, Store, Write
-from halter.core.rows import DecisionRow
+from halter.core.row import RowKey
+from halter.core.rows import DecisionRow, PinRow, RuleRow
+from halter.guard.judge import edit_digest
+from halter.guard.purse import change_cap
+from halter.guard.rules import Matcher, written
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -22,9 +32,16 @@ class Open(msgspec.Struct, frozen=True):
     digest: str
     level: str
     risk: str
+    same: str
+    keys: str
     asked_at: int
     expires_at: int
     body: bytes | None
+
+    @property
+    def stream(self) -> StreamId:
+        """Where the answer goes: to the session that waits for it, or to the fleet where none does."""
+        return inbox_stream(self.session) if self.session else FLEET
 
 
 async def needs_you(store: Store) -> Sequence[Open]:
@@ -32,18 +49,91 @@ async def needs_you(store: Store) -> Sequence[Open]:
     return await store.ask(Query("open_decisions", Open))
 
 
-def decide(asked: Open, verdict: Verdict, by: str, key: str, *, edited: tuple[bytes, str] | None = None) -> Write:
-    """Answer a decision, once, before it expires. The answer is bound to the digest of what the person was shown.
+class Then(msgspec.Struct, frozen=True):
+    """What an answer leads to besides itself, and the rows that this takes; all of it is said to the whole fleet."""
 
-    `edited` is other arguments and their digest. The session wakes by it.
-    """
-    body, digest = edited or (None, asked.digest)
-    event = DecisionMade(decision=asked.decision, verdict=verdict, by=by, digest=digest)
+    events: Callable[[Rows], Sequence[AnyEvent]] = lambda _: ()
+    reads: Sequence[RowKey] = ()
+
+
+def decide(asked: Open, verdict: Verdict, by: str, key: str, reason: str = "") -> Write:
+    """Say yes or no. The session wakes by it."""
+    then = Then()
+    if verdict == "approve" and asked.about == "changed_tool":
+        pinned = ToolPinned(agent=asked.agent, tool=asked.name, digest=asked.digest, by=by)
+        then = Then(lambda _: [pinned], [(PinRow, (asked.agent, asked.name))])
+    return _answer(asked, _made(asked, verdict, by, reason), key, then)
+
+
+def edit(asked: Open, arguments: bytes, by: str, key: str, reason: str = "") -> Write:
+    """Say yes to other arguments than those that were asked about."""
+    digest = edit_digest(asked.digest, sha256(arguments).hexdigest())
+    made = msgspec.structs.replace(_made(asked, "edit", by, reason), digest=digest)
+    return _answer(asked, made, key, body=arguments)
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """An "always" as a person words it."""
+
+    id: str
+    matcher: Matcher
+    keys: tuple[str, ...]
+    scope: RuleScope
+    expires_in: int
+
+
+def always(asked: Open, rule: Rule, by: str, key: str, reason: str = "") -> Write:
+    """Say yes, and yes to all calls of the same kind for a while."""
+    owner = {"session": asked.session, "agent": asked.agent, "fleet": ""}[rule.scope]
+
+    def made(rows: Rows) -> Sequence[AnyEvent]:
+        return [
+            RuleMade(
+                rule=rule.id,
+                tool=asked.name,
+                scope=rule.scope,
+                owner=owner,
+                matcher=written(rule.matcher),
+                keys=rule.keys,
+                by=by,
+                expires_at=rows.now + rule.expires_in,
+            )
+        ]
+
+    return _answer(asked, _made(asked, "approve", by, reason), key, Then(made, [(RuleRow, (rule.id,))]))
+
+
+def end_rule(rule: str, by: str, key: str, reason: str = "") -> Write:
+    """Take an "always" back; of one that is over, nothing is written."""
+
+    def decided(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(RuleRow, rule)
+        ends = row is not None and row.live(rows.now) and may_decide(by)
+        return [Draft(RuleEnded(rule=rule, by=by, reason=reason))] if ends else []
+
+    return Write(FLEET, key, decided, [(RuleRow, (rule,))])
+
+
+def raise_cap(asked: Open, account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
+    """Say yes to a session that has come to its cap: the cap is raised, and the session goes on in place."""
+    change = change_cap(account, cap, by, key, reason)
+    then = Then(lambda rows: [draft.event for draft in change.decide(rows)], change.reads)
+    return _answer(asked, _made(asked, "approve", by, reason), key, then)
+
+
+def _made(asked: Open, verdict: Verdict, by: str, reason: str) -> DecisionMade:
+    return DecisionMade(decision=asked.decision, verdict=verdict, by=by, digest=asked.digest, reason=reason)
+
+
+def _answer(asked: Open, made: DecisionMade, key: str, then: Then = Then(), body: bytes | None = None) -> Write:
+    """Answer once, before it expires, exactly what was asked; by an agent, or too late, nothing is written."""
 
     def judged(rows: Rows) -> Sequence[Draft]:
         row = rows.get(DecisionRow, asked.decision)
         if row is None or row.verdict or rows.now >= row.expires_at or row.digest != asked.digest:
             return []
-        return [Draft(event, body)]
+        if not may_decide(made.by):
+            return []
+        return [Draft(made, body), *(Draft(event, stream=FLEET) for event in then.events(rows))]
 
-    return Write(inbox_stream(asked.session), key, judged, [(DecisionRow, (asked.decision,))])
+    return Write(asked.stream, key, judged, [(DecisionRow, (asked.decision,)), *then.reads], others=(FLEET,))

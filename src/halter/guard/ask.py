@@ -1,26 +1,34 @@
 """From what a model asked for to what the judge is asked: everything that can be known before a row is locked."""
 
+from collections.abc import Sequence
+from hashlib import sha256
+
 import msgspec
 
 from halter.core.events import Outcome, Purpose
 from halter.core.limits import Spender, accounts, legs
+from halter.core.rows import RuleRow
 from halter.core.spec import Phase, Resolved
 from halter.core.text import clean
 from halter.core.tools import Invalid, Tool, ToolSpec, Valid, secret_names
 from halter.guard.judge import Approval, Asked
 from halter.guard.levels import audited, needs_approval, rate_of, risk_assessed, rule_of
 from halter.guard.risk import Risk, assess
-from halter.guard.rules import digest
+from halter.guard.rules import always_of, digest, matches
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One tool invocation as it was asked for; its id is also its idempotency key and the id of its hold."""
+    """One tool invocation as it was asked for; its id is also its idempotency key and the id of its hold.
+
+    `edited` are the arguments that a person put in place of those that were asked for.
+    """
 
     id: str
     tool: str
     arguments: bytes
     purpose: Purpose = "turn"
     parallel_group: str = ""
+    edited: bytes | None = None
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -32,6 +40,7 @@ class Standing(msgspec.Struct, frozen=True):
     policy: Resolved
     policy_digest: str
     trigger: str = ""
+    quarantined: frozenset[str] = frozenset()
 
     def scopes(self) -> tuple[str, ...]:
         """List the scopes in which a halt stops this session."""
@@ -47,37 +56,62 @@ class Prepared(msgspec.Struct, frozen=True):
     arguments: Valid | None
 
 
-def prepare(standing: Standing, call: Call, tool: Tool | None, now: int, usd: int) -> Prepared:
-    """Look at a call from all sides; `usd` is what it may cost at most."""
+def prepare(
+    standing: Standing, call: Call, tool: Tool | None, now: int, usd: int, rules: Sequence[RuleRow] = ()
+) -> Prepared:
+    """Look at a call from all sides; `usd` is what it may cost at most, `rules` are where a person said "always"."""
     if tool is None:
         flaw: tuple[Outcome, str] = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
         return Prepared(_asked(standing, call, now, flaw), None, None)
-    arguments = tool.validate(call.arguments)
-    if isinstance(arguments, Invalid):
-        flaw = flaw_of(standing, tool.spec) or ("invalid_arguments", arguments.sentence)
+    valid = _validated(tool, call)
+    if isinstance(valid, Invalid):
+        flaw = flaw_of(standing, tool.spec) or ("invalid_arguments", valid.sentence)
         return Prepared(_asked(standing, call, now, flaw, tool.spec), tool, None)
+    meant, arguments = valid
     policy, spec = standing.policy, tool.spec
     risk = assess(spec, arguments) if risk_assessed(policy, spec) else None
     level = risk.level if risk else None
     asked = _asked(standing, call, now, flaw_of(standing, spec) or _missing(standing, arguments), spec)
     spender = Spender(standing.session, standing.agent, standing.trigger)
+    approval = _approval(standing, call, meant, arguments, risk)
+    if level != "CRITICAL":
+        approval = msgspec.structs.replace(approval, rule=_agreed(rules, standing, spec, arguments, now))
     asked = msgspec.structs.replace(
         asked,
         arguments=arguments.canonical,
         risk=level,
         audit=audited(policy, spec),
         rate=rate_of(policy, spec),
-        approval=_approval(standing, call, arguments, risk) if needs_approval(policy, spec, level) else None,
+        approval=approval if needs_approval(policy, spec, level) else None,
         legs=legs(policy.caps, spender, now, usd=usd),
         accounts=accounts(policy.caps, spender, now),
     )
     return Prepared(asked, tool, arguments)
 
 
+def _validated(tool: Tool, call: Call) -> tuple[Valid, Valid] | Invalid:
+    """Check what was asked for, and what a person put in its place; without that they are the same."""
+    meant = tool.validate(call.arguments)
+    if isinstance(meant, Invalid) or call.edited is None:
+        return meant if isinstance(meant, Invalid) else (meant, meant)
+    edited = tool.validate(call.edited)
+    return edited if isinstance(edited, Invalid) else (meant, edited)
+
+
+def _agreed(rules: Sequence[RuleRow], standing: Standing, spec: ToolSpec, arguments: Valid, now: int) -> str:
+    """Name the rule by which a person already said yes, if there is one."""
+    for row in rules:
+        if row.live(now) and matches(always_of(row), spec, arguments, standing.session, standing.agent, now):
+            return row.rule
+    return ""
+
+
 def flaw_of(standing: Standing, spec: ToolSpec) -> tuple[Outcome, str] | None:
     """R6 for the tool itself: enabled, and granted in this phase."""
     if spec.name in standing.policy.disabled:
         return ("disabled", f"{spec.name} is disabled.")
+    if spec.name in standing.quarantined:
+        return ("quarantined", f"{spec.name} has changed since a person agreed to it; it waits for them.")
     if not standing.phase.grants_tool(spec.name):
         return ("tool_not_granted", f"{spec.name} is not granted in the phase {standing.phase.name}.")
     return None
@@ -119,8 +153,15 @@ def _missing(standing: Standing, arguments: Valid) -> tuple[Outcome, str] | None
     return ("invalid_arguments", f"This agent has no secret {', '.join(unknown)}.")
 
 
-def _approval(standing: Standing, call: Call, arguments: Valid, risk: Risk | None) -> Approval:
-    bound = digest(call.tool, arguments.canonical, standing.session, standing.policy_digest)
-    shown = b"%s %s" % (call.tool.encode(), arguments.canonical)
-    reasons = risk.reasons if risk else ()
-    return Approval(f"{call.id}/approval", bound, shown, reasons, expires_in=standing.policy.approval_expiry)
+def _approval(standing: Standing, call: Call, meant: Valid, arguments: Valid, risk: Risk | None) -> Approval:
+    bound = digest(call.tool, meant.canonical, standing.session, standing.policy_digest)
+    return Approval(
+        decision=f"{call.id}/approval",
+        digest=bound,
+        shown=b"%s %s" % (call.tool.encode(), arguments.canonical),
+        reasons=risk.reasons if risk else (),
+        expires_in=standing.policy.approval_expiry,
+        edited="" if call.edited is None else sha256(call.edited).hexdigest(),
+        same=sha256(arguments.canonical).hexdigest(),
+        keys=tuple(arguments.values),
+    )

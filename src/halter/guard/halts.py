@@ -7,7 +7,7 @@ from typing import Final
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import StoreUnavailable
 from halter.core.events import HaltLifted, HaltRequested
-from halter.core.ids import FLEET
+from halter.core.ids import FLEET, may_decide
 from halter.core.ports import Draft, Query, Rows, Store, Write
 from halter.core.rows import HaltRow
 
@@ -26,7 +26,7 @@ def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Wr
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(HaltRow, scope)
-        if row is None or not row.halted:
+        if row is None or not row.halted or not may_decide(by):
             return []
         return [Draft(HaltLifted(scope=scope, by=by, ramp=ramp, reason=reason))]
 

@@ -23,12 +23,13 @@ from halter.core.events import (
     Purpose,
     RiskLevel,
 )
+from halter.core.ids import may_decide
 from halter.core.limits import outdated, rolled
 from halter.core.money import CapReached, Leg, MustWait, Reserved, reserve, shown
 from halter.core.ports import Draft, Rows
 from halter.core.project import budget_row, rows_of_hold
 from halter.core.row import RowKey
-from halter.core.rows import AuditRow, DecisionRow, HaltRow, RateRow
+from halter.core.rows import AuditRow, DecisionRow, HaltRow, RateRow, RuleRow
 from halter.core.tools import Effect, Level
 
 SLICES: Final = 60
@@ -54,14 +55,20 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class Approval(msgspec.Struct, frozen=True):
-    """That a person must agree, and what their answer is bound to; or the rule by which they already have."""
+    """That a person must agree, and what their answer is bound to; or the rule by which they already have.
+
+    `edited` names the arguments that a person put in place of the model's; `same` and `keys` those of the model's.
+    """
 
     decision: str
     digest: str
     shown: bytes
     reasons: tuple[str, ...] = ()
-    by_rule: str = ""
+    rule: str = ""
     expires_in: int = APPROVAL_EXPIRES
+    edited: str = ""
+    same: str = ""
+    keys: tuple[str, ...] = ()
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +113,8 @@ def rows_of(asked: Asked) -> list[RowKey]:
         keys += [(RateRow, (asked.agent, asked.tool, number)) for number in asked.rate.slices(asked.now)]
     if asked.approval is not None:
         keys.append((DecisionRow, (asked.approval.decision,)))
+        if asked.approval.rule:
+            keys.append((RuleRow, (asked.approval.rule,)))
     return keys + list(rows_of_hold(asked.call, asked.legs))
 
 
@@ -172,8 +181,9 @@ def _approved(asked: Asked, rows: Rows) -> tuple[str, str] | Draft | None:
     need = asked.approval
     if need is None or asked.observe:
         return ("", "")
-    if need.by_rule:
-        return ("", need.by_rule)
+    rule = rows.get(RuleRow, need.rule) if need.rule else None
+    if rule is not None and rule.live(rows.now):
+        return ("", f"{rule.by}, always, by rule {rule.rule}")
     row = rows.get(DecisionRow, need.decision)
     if row is None or not row.asked_at:
         return Draft(_question(asked, need, rows.now), need.shown)
@@ -185,12 +195,25 @@ def _approved(asked: Asked, rows: Rows) -> tuple[str, str] | Draft | None:
         return _expired(asked, row.decision) if rows.now >= row.expires_at else None
     if row.decided_at is None or max(row.decided_at, rows.now) >= row.expires_at:
         return _expired(asked, row.decision)
+    if not may_decide(row.by):
+        sentence = f"{row.by or 'Nobody'} is no person: what agents say decides nothing."
+        return _refusal(asked, "approval_denied", sentence, row.decision, row.by)
     if row.verdict == "deny":
         return _refusal(asked, "approval_denied", f"{row.by} said no.", row.decision, row.by)
-    if need.digest != row.decided_digest or (row.verdict != "edit" and need.digest != row.digest):
+    if need.digest != row.digest or row.decided_digest != _agreed(row, need.edited):
         sentence = "What was approved is not what is asked now: the arguments or the policy have changed."
         return _refusal(asked, "approval_denied", sentence, row.decision, row.by)
     return (row.decision, row.by)
+
+
+def _agreed(row: DecisionRow, edited: str) -> str:
+    """Name what a person must have agreed to: what was asked, or the arguments that they wrote in its place."""
+    return edit_digest(row.digest, edited) if row.verdict == "edit" or edited else row.digest
+
+
+def edit_digest(asked: str, edited: str) -> str:
+    """Bind other arguments to the question that they answer."""
+    return sha256(f"halter edit 1 {asked} {edited}".encode()).hexdigest()
 
 
 def _cap_reached(asked: Asked, verdict: CapReached) -> Sequence[Draft]:
@@ -212,6 +235,8 @@ def _question(asked: Asked, need: Approval, now: int) -> DecisionAsked:
         level=asked.level,
         risk=asked.risk,
         reasons=need.reasons,
+        same=need.same,
+        keys=need.keys,
     )
 
 

@@ -25,7 +25,7 @@ from halter.core.events import (
     RequestStarted,
     Unheld,
 )
-from halter.core.ids import FLEET, Digest, StreamId, session_of, session_stream
+from halter.core.ids import FLEET, Digest, StreamId, may_decide, session_of, session_stream
 from halter.core.limits import outdated, rolled
 from halter.core.money import (
     COLD_START,
@@ -140,11 +140,14 @@ def _settled(flight: InFlight, truth: Truth, charge: Charge | None) -> AnyEvent:
 def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
     """Raise or lower a cap, also below what is spent already: what is beyond it is recorded, never hidden.
 
-    A sub-session's cap cannot be raised above what was carved out of its parent's: then nothing is written.
+    A sub-session's cap cannot be raised above what was carved out of its parent's, and no agent changes any cap: then
+    nothing is written.
     """
     session = session_of(StreamId(account.scope)) or ""
 
     def decide(rows: Rows) -> Sequence[Draft]:
+        if not may_decide(by):
+            return []
         carved = rows.get(HoldRow, session) if session else None
         if carved is not None and _beyond(cap, carved, account):
             return []

@@ -1,17 +1,17 @@
 """Rules that answer in a person's place: "always", for one tool and arguments of one kind, for a while."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
+from halter.core.events import RuleScope
+from halter.core.rows import RuleRow
 from halter.core.tools import ToolSpec, Valid
 from halter.guard.commands import plain
 from halter.guard.places import normal
-
-Scope = Literal["session", "agent", "fleet"]
 
 
 class Words(msgspec.Struct, frozen=True, tag="words", tag_field="by"):
@@ -44,7 +44,7 @@ class Same(msgspec.Struct, frozen=True, tag="same", tag_field="by"):
 Matcher = Words | Under | At | Same
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class Always(msgspec.Struct, frozen=True, kw_only=True):
     """A person's standing yes. The scope's `owner` is a session, an agent, or nobody for the fleet.
 
     `keys` are all the arguments that a call may have: what nobody looked at is not agreed to.
@@ -54,14 +54,38 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     matcher: Matcher
     keys: tuple[str, ...]
-    scope: Scope
+    scope: RuleScope
     owner: str = ""
     by: str
     made_at: int
     expires_at: int
 
 
-def matches(rule: Rule, spec: ToolSpec, arguments: Valid, session: str, agent: str, now: int) -> bool:
+_MATCHER: Final[msgspec.json.Decoder[Matcher]] = msgspec.json.Decoder(Matcher)
+_KEYS: Final = msgspec.json.Decoder(tuple[str, ...])
+
+
+def always_of(row: RuleRow) -> Always:
+    """Read a rule off its row."""
+    return Always(
+        id=row.rule,
+        tool=row.tool,
+        matcher=_MATCHER.decode(row.matcher),
+        keys=_KEYS.decode(row.keys),
+        scope=cast("RuleScope", row.scope),
+        owner=row.owner,
+        by=row.by,
+        made_at=row.made_at,
+        expires_at=row.expires_at,
+    )
+
+
+def written(matcher: Matcher) -> str:
+    """Write a matcher for a rule's event."""
+    return msgspec.json.encode(matcher).decode()
+
+
+def matches(rule: Always, spec: ToolSpec, arguments: Valid, session: str, agent: str, now: int) -> bool:
     """Tell whether a rule answers a call."""
     owner = {"session": session, "agent": agent, "fleet": ""}[rule.scope]
     if rule.tool != spec.name or rule.owner != owner or not rule.made_at <= now < rule.expires_at:
@@ -120,8 +144,3 @@ def digest(tool: str, canonical: bytes, session: str, policy_digest: str) -> str
     for part in (tool.encode(), canonical, session.encode(), policy_digest.encode()):
         named.update(len(part).to_bytes(8, "big") + part)
     return named.hexdigest()
-
-
-def same(tool: str, arguments: Valid) -> Mapping[str, Any]:
-    """Give the narrowest rule for a call: this tool with these arguments."""
-    return {"tool": tool, "matcher": Same(sha256(arguments.canonical).hexdigest()), "keys": tuple(arguments.values)}

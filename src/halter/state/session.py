@@ -21,12 +21,15 @@ from halter.core.events import (
     Purpose,
     RequestSettled,
     RequestStarted,
+    RuleEnded,
+    RuleMade,
     SessionEnded,
     SessionKind,
     SessionParked,
     SessionStarted,
     SessionWoken,
     State,
+    ToolPinned,
     Unknown,
     WakePosted,
 )
@@ -141,6 +144,8 @@ def fold(session: Session, stored: Stored) -> Session:
         case CallRefused() | DecisionAsked():
             return _next(session, stored)
         case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted() | DecisionMade():
+            return _next(session, stored)
+        case RuleMade() | RuleEnded() | ToolPinned():
             return _next(session, stored)
         case Unknown():
             message = (

@@ -77,8 +77,22 @@ SELECT * FROM audit ORDER BY call;
 
 -- name: open_decisions
 -- What needs somebody, the longest waiting first.
-SELECT d.*, e.body FROM decisions d LEFT JOIN events e ON e.key = d.decision AND e.kind = 'decision_asked'
+SELECT d.*, e.body FROM decisions d
+LEFT JOIN events e
+    ON e.stream = CASE d.session WHEN '' THEN 'fleet' ELSE 'session:' || d.session END AND e.seq = d.asked_seq
 WHERE d.verdict = '' AND d.about <> '' ORDER BY d.asked_at, d.decision;
+
+-- name: decision
+-- One decision, whatever became of it.
+SELECT * FROM decisions WHERE decision = :decision;
+
+-- name: all_rules
+-- Every rule by which a person said "always".
+SELECT * FROM rules ORDER BY rule;
+
+-- name: all_pins
+-- As what each agent may use the tools of its servers.
+SELECT * FROM pins ORDER BY agent, tool;
 
 -- name: audit_since
 -- The audit after a moment and a call, which is a cursor that lasts; with what was said where it is still there.

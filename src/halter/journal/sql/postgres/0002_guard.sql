@@ -33,9 +33,36 @@ CREATE TABLE decisions (
     "by"           TEXT COLLATE "C"    NOT NULL,
     decided_digest TEXT COLLATE "C"    NOT NULL,
     decided_at     BIGINT,
-    used_at        BIGINT
+    used_at        BIGINT,
+    same           TEXT COLLATE "C" NOT NULL,
+    keys           TEXT COLLATE "C" NOT NULL,
+    asked_seq      BIGINT NOT NULL,
+    decided_seq    BIGINT NOT NULL
 );
 CREATE INDEX decisions_open ON decisions (asked_at) WHERE verdict = '';
+
+CREATE TABLE rules (
+    rule       TEXT COLLATE "C" PRIMARY KEY,
+    tool       TEXT COLLATE "C" NOT NULL,
+    scope      TEXT COLLATE "C" NOT NULL,
+    owner      TEXT COLLATE "C" NOT NULL,
+    matcher    TEXT COLLATE "C" NOT NULL,
+    keys       TEXT COLLATE "C" NOT NULL,
+    "by"       TEXT COLLATE "C" NOT NULL,
+    made_at    BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    ended_at   BIGINT,
+    ended_by   TEXT COLLATE "C" NOT NULL
+);
+
+CREATE TABLE pins (
+    agent  TEXT COLLATE "C" NOT NULL,
+    tool   TEXT COLLATE "C" NOT NULL,
+    digest TEXT COLLATE "C" NOT NULL,
+    "by"   TEXT COLLATE "C" NOT NULL,
+    at     BIGINT NOT NULL,
+    PRIMARY KEY (agent, tool)
+);
 
 CREATE TABLE audit (
     call             TEXT COLLATE "C" PRIMARY KEY,

@@ -33,9 +33,36 @@ CREATE TABLE decisions (
     "by"           TEXT    NOT NULL,
     decided_digest TEXT    NOT NULL,
     decided_at     INTEGER,
-    used_at        INTEGER
+    used_at        INTEGER,
+    same           TEXT NOT NULL,
+    keys           TEXT NOT NULL,
+    asked_seq      INTEGER NOT NULL,
+    decided_seq    INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX decisions_open ON decisions (asked_at) WHERE verdict = '';
+
+CREATE TABLE rules (
+    rule       TEXT PRIMARY KEY,
+    tool       TEXT NOT NULL,
+    scope      TEXT NOT NULL,
+    owner      TEXT NOT NULL,
+    matcher    TEXT NOT NULL,
+    keys       TEXT NOT NULL,
+    "by"       TEXT NOT NULL,
+    made_at    INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    ended_at   INTEGER,
+    ended_by   TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE pins (
+    agent  TEXT NOT NULL,
+    tool   TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    "by"   TEXT NOT NULL,
+    at     INTEGER NOT NULL,
+    PRIMARY KEY (agent, tool)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE audit (
     call             TEXT PRIMARY KEY,
