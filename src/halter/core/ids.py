@@ -45,6 +45,15 @@ def _written(number: int) -> str:
     return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
 
 
+def new_worker(name: str, ids: Ids) -> WorkerId:
+    """Name a worker, anew for each process: one that was started again is not the one that died.
+
+    Leases belong to workers. Under its old name a process would keep alive what nobody works on any more; under a
+    new one the sessions of the dead are orphans when their leases run out, and go to whoever asks first.
+    """
+    return WorkerId(f"{name}.{ids.new()}")
+
+
 def session_stream(session: str) -> StreamId:
     """Name the stream of a session: written only by the owner of its lease."""
     return StreamId(f"session:{session}")

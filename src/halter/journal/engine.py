@@ -42,6 +42,10 @@ class View(Protocol):
         """Return a blob, if it is there."""
         ...
 
+    def flaws(self) -> Sequence[str]:
+        """Tell what the database itself finds damaged, such as an index that does not fit its table."""
+        ...
+
     def close(self) -> None:
         """Look no more."""
         ...
@@ -156,19 +160,26 @@ def _together(engine: Engine, writes: Sequence[Write], apply: Applier, salt: Cal
     rows = WorkingSet(loaded, engine.now())
     answers: list[Answer] = []
     for write in writes:
-        known = earlier.get(write.key)
+        known = own(write, earlier.get(write.key, ()))
         try:
             answer = _repeated(write, known, rows) if known else apply(write, rows, salt)
         except LeaseLost as lost:
             answers.append(lost)
             continue
-        earlier[write.key] = answer.events
+        if not answer.repeated:
+            earlier[write.key] = (*earlier.get(write.key, ()), *answer.events)
         answers.append(answer)
     changes = rows.changes()
     if changes.events:
         engine.save(changes)
     engine.commit()
     return answers
+
+
+def own(write: Write, known: tuple[Stored, ...]) -> tuple[Stored, ...]:
+    """Of the events under a key, those in the write's streams: in another stream the same key is another write."""
+    streams = {write.stream, *write.others}
+    return tuple(stored for stored in known if stored.stream in streams)
 
 
 def _repeated(write: Write, known: tuple[Stored, ...], rows: WorkingSet) -> Committed:
