@@ -4,8 +4,9 @@ export PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# The machine's own certificates count, as they do for pip: uv's bundled ones know no company's proxy.
 COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 \
-	--generate-hashes --no-header --no-annotate --quiet $(UPGRADE)
+	--generate-hashes --no-header --no-annotate --quiet --system-certs $(UPGRADE)
 
 # Where it counts, a test group that cannot run is a failure and not a skip.
 ifeq ($(CI),true)

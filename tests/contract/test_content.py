@@ -3,16 +3,22 @@
 import asyncio
 import os
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
+from halter.core.clock import DAY
+from halter.core.errors import BlobMissing
 from halter.core.events import BodiesErased, CallStarted, SessionStarted, Unknown, WakePosted
 from halter.core.ids import FLEET, Digest, StreamId, inbox_stream, session_stream
-from halter.core.ports import Draft, Query, Write
+from halter.core.ports import Committed, Draft, Query, Write
 from halter.core.rows import SessionRow
 from halter.core.text import from_body, to_body
 from halter.journal.store import JournalStore
 from halter.state import life
+
+if TYPE_CHECKING:
+    from conftest import Place
 
 MEGABYTE = 1_000_000
 ONE, TWO = session_stream("one"), session_stream("two")
@@ -128,6 +134,60 @@ async def test_a_blob_goes_with_the_last_that_named_it(store: JournalStore) -> N
     await store.commit(erasing(TWO, 1))
     with pytest.raises(KeyError):
         await store.get(shared)
+
+
+async def test_a_definition_stays_when_somebody_who_read_it_is_erased(store: JournalStore) -> None:
+    digest = await store.put(b"the definition")
+    event = SessionStarted(session="two", agent="a", kind="task", started_by="me", definition=digest)
+    await store.commit(life.start(event))
+    await store.commit(said("1", ONE, blob=digest))
+    await store.commit(erasing(ONE, 1))
+    assert await store.get(digest) == b"the definition"
+
+
+async def test_an_event_never_names_a_blob_that_is_not_there(store: JournalStore) -> None:
+    """One that was put again just before it was erased, for example: then it must be put once more."""
+    await store.commit(said("1", ONE, blob=await store.put(b"shared")))
+    shared = await store.put(b"shared")
+    await store.commit(erasing(ONE, 1))
+    with pytest.raises(BlobMissing, match="put it again and repeat the write"):
+        await store.commit(said("2", TWO, blob=shared))
+    assert await store.read(TWO) == []
+    assert await store.put(b"shared") == shared
+    assert (await store.commit(said("2", TWO, blob=shared))).events[0].blob == shared
+
+
+async def test_only_the_write_whose_blob_is_missing_fails(store: JournalStore) -> None:
+    writes = [said("1"), said("2", blob=Digest("00" * 32)), said("3")]
+    answers = await asyncio.gather(*map(store.commit, writes), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [Committed, BlobMissing, Committed]
+
+
+async def test_blobs_that_nothing_names_go_after_a_day(clocked_place: "Place") -> None:
+    store = clocked_place.open()
+    named, definition, vain = [await store.put(data) for data in (b"named", b"definition", b"vain")]
+    await store.commit(said("1", ONE, blob=named))
+    event = SessionStarted(session="two", agent="a", kind="task", started_by="me", definition=definition)
+    await store.commit(life.start(event))
+    await clocked_place.clock.sleep(DAY)
+    fresh = await store.put(b"put just now")
+    await store.scrub()
+    assert [await store.get(digest) for digest in (named, definition, fresh)] == [
+        b"named",
+        b"definition",
+        b"put just now",
+    ]
+    with pytest.raises(KeyError):
+        await store.get(vain)
+
+
+async def test_a_blob_that_was_put_again_is_kept_for_another_day(clocked_place: "Place") -> None:
+    store = clocked_place.open()
+    digest = await store.put(b"again")
+    await clocked_place.clock.sleep(DAY)
+    assert await store.put(b"again") == digest
+    await store.scrub()
+    assert await store.get(digest) == b"again"
 
 
 async def test_an_inbox_is_erased_apart_from_its_session(store: JournalStore) -> None:

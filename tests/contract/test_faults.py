@@ -1,6 +1,8 @@
 """What a store on a file promises when the world fails: a clear sentence, nothing lost, and it goes on afterwards."""
 
+import contextlib
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -17,8 +19,9 @@ from halter.core.events import CallStarted
 from halter.core.ids import FLEET, SortableIds
 from halter.core.ports import Draft, Write
 from halter.journal.open import masked, open_store
-from halter.journal.sqlite import SqliteEngine
+from halter.journal.sqlite import SqliteEngine, open_connection
 from halter.journal.store import JournalStore
+from halter.journal.verify import verify
 
 if TYPE_CHECKING:
     from conftest import Place, SmallDisk
@@ -57,6 +60,7 @@ async def fill(store: JournalStore, bodies: Mapping[str, bytes], kept: dict[str,
         "memory:somewhere",
         "postgresql:halter",
         "file:store.db?password=open-sesame",
+        "halter:open-sesame%zz@host/database",
         "",
     ],
 )
@@ -71,6 +75,8 @@ def test_passwords_are_masked() -> None:
         "postgresql://me:***@host/db?sslpassword=***&schema=y"
     )
     assert masked("postgresql://me@host/db") == "postgresql://me@host/db"
+    assert masked("me:p%zz@host/db") == "me:***@host/db"
+    assert masked("postgresql:me:secret@host/db") == "postgresql:***@host/db"
 
 
 @pytest.mark.parametrize(
@@ -141,6 +147,14 @@ async def test_a_damaged_store_says_so(tmp_path: Path) -> None:
         await read(file)
 
 
+async def test_a_store_whose_very_tables_are_no_text_any_more_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "store.db"
+    await opened(file).close()
+    file.write_bytes(file.read_bytes().replace(b"CREATE INDEX sessions_due ON", b"CREATE INDEX sessions_due O\x9e"))
+    with pytest.raises(StoreUnusable, match="damaged or not a Halter store"):
+        opened(file)
+
+
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
@@ -181,12 +195,140 @@ async def test_a_disk_that_can_only_be_read_is_called_so(small_disk: "SmallDisk"
     await store.commit(note("key"))
     await store.close()
     small_disk.change("ro")
-    for url in (small_disk.folder / "store.db", small_disk.folder / "other.db"):
-        with pytest.raises(StoreUnusable, match="writ"):
-            opened(url)
+    with pytest.raises(StoreUnusable, match="writ"):
+        opened(small_disk.folder / "other.db")
     with pytest.raises(StoreUnusable, match=r"The folder .*/deeper of the store cannot be made"):
         opened(small_disk.folder / "deeper" / "store.db")
+    store = opened(small_disk.folder / "store.db")
+    with pytest.raises(StoreUnusable, match="cannot be written to: make the file and its folder writable"):
+        await store.commit(note("another key"))
+    await store.close()
     small_disk.change("rw")
     store = opened(small_disk.folder / "store.db")
     assert len(await store.read(FLEET)) == 1
     await store.close()
+
+
+async def test_a_store_that_may_only_be_read_can_be_read_and_verified(small_disk: "SmallDisk") -> None:
+    file = small_disk.folder / "store #1?.db"
+    store = opened(file)
+    await store.commit(note("key", b"what was said"))
+    await store.close()
+    assert list(small_disk.folder.iterdir()) == [file]
+    small_disk.change("ro")
+    store = opened(file)
+    assert [event.body for event in await store.read(FLEET)] == [b"what was said"]
+    report = await verify(store)
+    assert (report.ok, report.events) == (True, 1)
+    with pytest.raises(StoreUnusable, match="cannot be written to"):
+        await store.now()
+    await store.close()
+
+
+def copied(small_disk: "SmallDisk", file: Path, *names: str) -> Path:
+    for name in names:
+        (small_disk.folder / name).write_bytes((file.parent / name).read_bytes())
+    small_disk.change("ro")
+    return small_disk.folder / file.name
+
+
+async def test_a_log_that_cannot_be_read_is_never_left_out(tmp_path: Path, small_disk: "SmallDisk") -> None:
+    """Otherwise a copy that was taken while somebody wrote would look shorter than it is, and cut off."""
+    store = opened(tmp_path / "store.db")
+    await store.commit(note("key"))
+    copy = copied(small_disk, tmp_path / "store.db", "store.db", "store.db-wal")
+    with pytest.raises(StoreUnusable, match=r"still in .*store\.db-wal: copy both into a folder"):
+        opened(copy)
+    await store.close()
+
+
+async def test_an_older_store_that_may_only_be_read_is_not_taken_for_a_new_one(
+    tmp_path: Path, small_disk: "SmallDisk"
+) -> None:
+    await opened(tmp_path / "store.db").close()
+    with closing(sqlite3.connect(tmp_path / "store.db")) as file, file:
+        file.execute("UPDATE meta SET value = '1' WHERE name = 'schema'")
+    file.close()
+    copy = copied(small_disk, tmp_path / "store.db", "store.db")
+    with pytest.raises(StoreUnusable, match=r"has schema 1, and cannot be brought to .* copy it into a folder"):
+        opened(copy)
+
+
+async def test_a_full_disk_is_called_so_when_an_existing_store_is_opened(small_disk: "SmallDisk") -> None:
+    file = small_disk.folder / "store.db"
+    store = opened(file)
+    await store.commit(note("key"))
+    await store.close()
+    with (small_disk.folder / "rest").open("wb", buffering=0) as rest, contextlib.suppress(OSError):
+        while True:
+            rest.write(bytes(4_096))
+    with pytest.raises(StoreUnavailable, match=r"The disk of .* is full"):
+        await opened(file).commit(note("another key", bytes(100_000)))
+    (small_disk.folder / "rest").unlink()
+    assert await read(file) == {"key": None}
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        ("UPDATE meta SET value = 'abc' WHERE name = 'schema'", "must say which schema it has, and says 'abc'"),
+        ("UPDATE meta SET value = '-1' WHERE name = 'schema'", "must say which schema it has, and says '-1'"),
+        ("UPDATE meta SET value = '0' WHERE name = 'schema'", "must say which schema it has, and says '0'"),
+        ("DELETE FROM meta WHERE name = 'schema'", "must say which schema it has, and says nothing"),
+        ("DELETE FROM meta WHERE name = 'store'", "must say which id it has, and says nothing"),
+        ("UPDATE meta SET value = '../../etc/x' WHERE name = 'store'", "must say which id it has, and says '../../etc"),
+    ],
+)
+async def test_a_store_whose_words_about_itself_were_changed_is_refused(
+    shared_place: "Place", damage: str, sentence: str
+) -> None:
+    await shared_place.open().close()
+    shared_place.sql(damage)
+    with pytest.raises(StoreUnusable, match=re.escape(sentence)) as refused:
+        shared_place.open()
+    assert "restore the store from a backup" in str(refused.value)
+
+
+async def test_a_store_that_lacks_a_table_is_refused_with_a_sentence(shared_place: "Place") -> None:
+    await shared_place.open().close()
+    shared_place.sql("DROP TABLE events")
+    with pytest.raises(StoreUnusable, match="restore it from a backup"):
+        await shared_place.open().read(FLEET)
+
+
+def test_a_database_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "photos.db"
+    with closing(sqlite3.connect(file)) as other:
+        other.execute("CREATE TABLE photos (name TEXT)")
+    before = file.read_bytes()
+    with pytest.raises(StoreUnusable, match=r"is a SQLite database, but not a Halter store.*name another file"):
+        opened(file)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("form", ["{folder}", "sqlite://{folder}", "sqlite:{folder}/"])
+def test_a_folder_is_no_store_and_the_sentence_says_what_to_write(tmp_path: Path, form: str) -> None:
+    with pytest.raises(StoreUnusable, match=r"is a folder: name a file in it, such as .*/halter\.db"):
+        opened(form.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize("url", ["store\0.db", "sqlite:///tmp/store\0.db", "~nobody-of-that-name/store.db"])
+def test_a_name_that_no_file_can_have_is_refused(url: str) -> None:
+    with pytest.raises(StoreUnusable, match=r"name another file|write the whole path"):
+        opened(url)
+
+
+async def test_a_commit_is_synced_and_readers_are_not_in_its_way(tmp_path: Path) -> None:
+    """The connection that writes waits for the disk at each commit (FULL is 2) and keeps its log apart (WAL)."""
+    opened_by_engine: list[sqlite3.Connection] = []
+
+    def connect(path: str) -> sqlite3.Connection:
+        opened_by_engine.append(open_connection(path))
+        return opened_by_engine[-1]
+
+    engine = SqliteEngine(str(tmp_path / "store.db"), now=CLOCK.now, new_id=IDS.new, connect=connect)
+    for connection in opened_by_engine:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    engine.close()

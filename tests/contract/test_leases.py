@@ -9,7 +9,7 @@ import pytest
 from halter.core.clock import DAY, SECOND
 from halter.core.errors import LeaseLost
 from halter.core.events import FORMAT, SessionParked, SessionStarted, WakePosted
-from halter.core.ids import SessionId, WorkerId, session_stream
+from halter.core.ids import SessionId, SortableIds, WorkerId, new_worker, session_stream
 from halter.core.ports import Draft, Lease, Query, Write
 from halter.core.rows import SessionRow
 from halter.journal.store import JournalStore
@@ -226,6 +226,66 @@ async def test_a_beat_after_a_lapse_says_what_is_left(place: "Place") -> None:
     await start(store, "lost")
     await store.claim(BERT, 10)
     assert (await store.beat(ANNA)).held == frozenset()
+
+
+async def test_a_lapse_is_told_again_for_as_long_as_a_lease_lasts(clocked_place: "Place") -> None:
+    """The answer that tells of it may be lost, and with it every other sign before the next write."""
+    store = clocked_place.open(lease=15 * SECOND)
+    await start(store, ONE)
+    await claim_one(store, ANNA)
+    await clocked_place.clock.sleep(16 * SECOND)
+    await claim_one(store, BERT)
+    told: list[frozenset[Lease] | None] = []
+    for _ in range(5):
+        told.append((await store.beat(ANNA)).held)
+        await clocked_place.clock.sleep(5 * SECOND)
+    assert told == [frozenset(), frozenset(), frozenset(), None, None]
+
+
+async def test_a_lapse_is_told_again_whoever_tells_the_time(shared_place: "Place") -> None:
+    brief, usual = shared_place.open(lease=AT_ONCE), shared_place.open()
+    await start(brief, ONE)
+    kept = await claim_one(brief, ANNA)
+    for _ in range(3):
+        assert (await usual.beat(ANNA)).held == {kept}
+
+
+async def test_what_a_process_left_behind_goes_on_when_it_is_started_again(place: "Place") -> None:
+    """A service manager starts it under the same name, at once, and then it beats and claims as it always does."""
+    ids = SortableIds(place.clock.now)
+    store = place.open(lease=AT_ONCE)
+    await start(store, ONE)
+    first = new_worker("host-1", ids)
+    left = await claim_one(store, first)
+    again = new_worker("host-1", ids)
+    await store.beat(again)
+    assert await claim_one(store, again) == Lease(ONE, again, 2)
+    with pytest.raises(LeaseLost):
+        await store.commit(writing(left))
+
+
+async def test_an_earlier_lease_of_the_same_worker_can_write_nothing(place: "Place") -> None:
+    """The generation counts, not only the owner: a turn that was given up must not go on beside its successor."""
+    store = place.open(lease=AT_ONCE)
+    await start(store, ONE)
+    stale = await claim_one(store, ANNA)
+    await claim_one(store, BERT)
+    fresh = await claim_one(store, ANNA)
+    assert (stale.worker, fresh.worker, fresh.generation) == (ANNA, ANNA, 3)
+    with pytest.raises(
+        LeaseLost, match=r"no longer held by anna \(generation 1\); it belongs to anna \(generation 3\)"
+    ):
+        await store.commit(writing(stale))
+    assert (await store.commit(writing(fresh))).events[0].generation == 3
+
+
+async def test_an_orphan_of_a_newer_format_is_never_taken(shared_place: "Place") -> None:
+    store = shared_place.open(lease=AT_ONCE)
+    await start(store, "newer")
+    await start(store, ONE)
+    assert len(await store.claim(ANNA, 10)) == 2
+    shared_place.sql("UPDATE sessions SET format = ? WHERE session = 'newer'", FORMAT + 1)
+    assert names(await store.claim(BERT, 10)) == [ONE]
 
 
 async def test_a_claim_does_not_hide_a_lapse_from_the_next_beat(place: "Place") -> None:

@@ -2,20 +2,25 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import psycopg
 import pytest
 
 from halter.core.clock import SystemClock
-from halter.core.events import CallSettled, CallStarted
-from halter.core.ids import SortableIds, StreamId, session_stream
+from halter.core.events import BodiesErased, CallSettled, CallStarted
+from halter.core.ids import FLEET, SortableIds, StreamId, session_stream
 from halter.core.money import Charge, Leg
 from halter.core.ports import Draft, Query, Rows, Write
 from halter.core.project import rows_of_hold
+from halter.core.row import Row
 from halter.core.rows import HoldRow
+from halter.journal.engine import Engine, View
 from halter.journal.open import open_store
-from halter.journal.postgres import NOTIFICATION_BYTES, STREAMS_TOLD, hints
+from halter.journal.postgres import NOTIFICATION_BYTES, STREAMS_TOLD, PostgresEngine, hints
+from halter.journal.rebuild import rows_from_events
+from halter.journal.store import JournalStore
 
 pytestmark = pytest.mark.postgres
 
@@ -25,11 +30,22 @@ ONE = session_stream("one")
 WAITING = b"SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, %s) > 0"
 
 
-def somebody_waits(url: str, table: str) -> None:
-    """Return as soon as somebody waits for a lock on a row of the table."""
+def sql(url: str, statement: str) -> None:
+    """Run a statement in the schema of a store, past all code of Halter."""
+    with psycopg.connect(url.partition("?")[0], autocommit=True) as server:
+        server.execute(f"SET search_path TO {url.rpartition('=')[2]}".encode())
+        server.execute(statement.encode())
+
+
+def never() -> bool:
+    return False
+
+
+def somebody_waits(url: str, words: str, enough: Callable[[], bool] = never) -> None:
+    """Return as soon as somebody waits for a lock with a statement that has these words, or it is enough."""
     with psycopg.connect(url.partition("?")[0], autocommit=True) as connection:
         for _ in range(100_000):
-            if connection.execute(WAITING, [f"JOIN {table}"]).fetchall()[0][0]:
+            if connection.execute(WAITING, [words]).fetchall()[0][0] or enough():
                 return
     raise AssertionError("Nobody ever waited.")
 
@@ -53,7 +69,7 @@ async def test_what_was_inserted_while_one_waited_for_the_stream_is_seen(postgre
     holding = asyncio.create_task(one.commit(Write(ONE, "hold", hold, reads)))
     await asyncio.to_thread(locked.wait, 60)
     settling = asyncio.create_task(other.commit(Write(ONE, "settle", settle, reads)))
-    await asyncio.to_thread(somebody_waits, postgres_schema_url, "streams")
+    await asyncio.to_thread(somebody_waits, postgres_schema_url, "JOIN streams")
     go_on.set()
     await holding
     await settling
@@ -77,3 +93,81 @@ def test_hints_are_split_to_fit_into_notifications() -> None:
 )
 def test_what_is_too_much_to_tell_is_told_as_all(heads: dict[StreamId, int]) -> None:
     assert hints(heads) == ['{"*":0}']
+
+
+async def test_blobs_that_nothing_names_go_after_a_day(postgres_schema_url: str) -> None:
+    store = open_store(postgres_schema_url, clock=CLOCK, ids=SortableIds(CLOCK.now))
+    named, vain = [await store.put(data) for data in (b"named", b"vain")]
+    await store.commit(Write(ONE, "names", lambda _: [Draft(CallStarted(call="1", tool="search"), blob=named)]))
+    sql(postgres_schema_url, "UPDATE blobs SET put_at = put_at - 86400000000")
+    fresh = await store.put(b"put just now")
+    await store.scrub()
+    assert [await store.get(digest) for digest in (named, fresh)] == [b"named", b"put just now"]
+    with pytest.raises(KeyError):
+        await store.get(vain)
+    await store.close()
+
+
+class Slow:
+    """An engine that stands still between having saved and committing, until it is told to go on."""
+
+    def __init__(self, engine: PostgresEngine) -> None:
+        self._engine = engine
+        self.saved, self.go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def commit(self) -> None:
+        self.saved.set()
+        self.go_on.wait(60)
+        self._engine.commit()
+
+
+async def test_a_blob_is_not_erased_under_the_hands_of_whoever_names_it(postgres_schema_url: str) -> None:
+    """Had the eraser looked before the other was done, it would not have seen the event that names the blob."""
+    ids = SortableIds(CLOCK.now)
+    slow = Slow(PostgresEngine(postgres_schema_url, new_id=ids.new))
+    one, other = JournalStore(cast("Engine", slow)), open_store(postgres_schema_url, clock=CLOCK, ids=ids)
+    shared = await other.put(b"shared")
+    names = [Draft(CallStarted(call="1", tool="search"), blob=shared)]
+    await other.commit(Write(ONE, "first", lambda _: names))
+    naming = asyncio.create_task(one.commit(Write(session_stream("two"), "second", lambda _: names)))
+    await asyncio.to_thread(slow.saved.wait, 60)
+    erased = BodiesErased(stream=ONE, through=1, by="a person")
+    erasing = asyncio.create_task(other.commit(Write(FLEET, "erase", lambda _: [Draft(erased)])))
+    await asyncio.to_thread(somebody_waits, postgres_schema_url, "LOCK TABLE blobs", erasing.done)
+    slow.go_on.set()
+    await naming
+    await erasing
+    assert await other.get(shared) == b"shared"
+    await one.close()
+    await other.close()
+
+
+async def test_nothing_that_is_written_meanwhile_is_lost_in_a_rebuild(postgres_schema_url: str) -> None:
+    ids = SortableIds(CLOCK.now)
+    one, other = (open_store(postgres_schema_url, clock=CLOCK, ids=ids) for _ in range(2))
+    made, go_on = threading.Event(), threading.Event()
+
+    def holding(call: str) -> Write:
+        started = Draft(CallStarted(call=call, tool="search", legs=LEGS))
+        return Write(ONE, call, lambda _: [started], rows_of_hold(call, LEGS))
+
+    def make(view: View) -> list[Row]:
+        rows = list(rows_from_events(view).values())
+        made.set()
+        go_on.wait(60)
+        return rows
+
+    await one.commit(holding("first"))
+    rebuilding = asyncio.create_task(one.replace(make))
+    await asyncio.to_thread(made.wait, 60)
+    writing = asyncio.create_task(other.commit(holding("second")))
+    await asyncio.to_thread(somebody_waits, postgres_schema_url, "JOIN streams", writing.done)
+    go_on.set()
+    await rebuilding
+    await writing
+    assert [row.hold for row in await one.ask(Query("all_holds", HoldRow))] == ["first", "second"]
+    await one.close()
+    await other.close()

@@ -82,7 +82,16 @@ def test_a_server_that_is_not_there_is_named_with_what_to_do(unused_tcp_port: in
     ("url", "sentence"),
     [
         (f"postgresql://me:{SECRET}@{SECRET}@host/db", "write one that is part of a password as %40"),
-        (f"postgresql://me:{SECRET}@host:port/db?{SECRET}", "cannot be read"),
+        (f"postgresql://me:{SECRET}@host:port/db", "has no port number from 1 to 65535"),
+        (f"postgresql://me:{SECRET}@host:99999/db", "has no port number from 1 to 65535"),
+        (f"postgresql://me:{SECRET}@host/db?port=zero", "has no port number from 1 to 65535"),
+        (f"postgresql://me:{SECRET}@[bad/db", "cannot be read"),
+        (f"postgresql://me:{SECRET}%zz@host/db", "cannot be read"),
+        ("postgresql://", "write it as postgresql://user:password@host:5432/database"),
+        (f"postgresql://me:{SECRET}@/", "names neither a server nor a database"),
+        (f"postgresql://me:{SECRET}@host/db?foo=bar", "sets 'foo', which PostgreSQL does not know"),
+        (f"postgresql://me:{SECRET}@host/db?connect_timeout=soon", "asks for something that cannot be"),
+        (f"postgresql://me:{SECRET}@127.0.0.1/db?sslmode=bogus", "asks for something that cannot be"),
         (f"postgresql://me:{SECRET}@host/db?schema=Robert'); DROP TABLE", "use small letters"),
         (f"postgresql://me:{SECRET}@host/db?schema=pg_catalog", "use small letters"),
     ],
@@ -107,6 +116,18 @@ def test_a_user_without_rights_is_told_which_to_ask_for(postgres_url: str) -> No
 def test_a_database_that_can_only_be_read_is_called_so(postgres_url: str) -> None:
     url = at(postgres_url, query=f"?schema=unwritable&options={quote('-cdefault_transaction_read_only=on')}")
     assert "can only be read" in refusal(url, StoreUnusable)
+
+
+async def test_a_server_that_has_become_read_only_says_so(postgres_url: str) -> None:
+    made = ("CREATE ROLE turned LOGIN", "CREATE SCHEMA turned AUTHORIZATION turned")
+    undo = ("DROP SCHEMA turned CASCADE", "DROP ROLE turned")
+    with arranged(postgres_url, *made, undo=undo):
+        url = at(postgres_url, user="turned", query="?schema=turned")
+        first = opened(url)
+        await first.commit(note("key"))
+        await first.close()
+        with arranged(postgres_url, "ALTER ROLE turned SET default_transaction_read_only = on", undo=()):
+            assert "Name the primary server, or make the database writable" in refusal(url, StoreUnusable)
 
 
 def test_a_database_that_cannot_hold_every_text_is_refused(postgres_url: str) -> None:
@@ -234,6 +255,26 @@ async def test_a_restart_in_the_middle_loses_nothing_and_all_go_on(own_cluster: 
     assert {event for answer in acknowledged for event in answer.events} <= set(events)
     assert sum(answer.repeated for answer in again) >= len(acknowledged)
     await store.close()
+
+
+async def test_what_is_acknowledged_is_on_the_disk_also_where_the_server_usually_does_not_wait_for_it(
+    own_cluster: Cluster,
+) -> None:
+    """Such a server writes its log every so often, here every ten seconds, and a crash in between loses the rest."""
+    hasty = [f"ALTER SYSTEM SET {setting}" for setting in ("synchronous_commit = off", "wal_writer_delay = '10s'")]
+    with arranged(own_cluster.url, *hasty, undo=()):
+        own_cluster.stop_hard()
+    own_cluster.start()
+    store = opened(f"{own_cluster.url}?schema=hasty")
+    for number in range(20):
+        await store.commit(note(f"key {number}"))
+    own_cluster.stop_hard()
+    own_cluster.start()
+    assert [event.key for event in await store.read(FLEET)] == [f"key {number}" for number in range(20)]
+    await store.close()
+    with arranged(own_cluster.url, "ALTER SYSTEM RESET ALL", undo=()):
+        own_cluster.stop_hard()
+    own_cluster.start()
 
 
 async def test_hints_are_heard_again_after_a_restart(own_cluster: Cluster) -> None:

@@ -250,6 +250,15 @@ async def test_a_clock_set_back_reorders_nothing(clocked_place: "Place") -> None
     assert elsewhere.at < first.at
 
 
+async def test_a_clock_set_back_puts_no_hold_before_the_cap_that_it_was_admitted_under(clocked_place: "Place") -> None:
+    """The two stand in different streams, and whichever cap has the latest time counts when rows are made anew."""
+    store = clocked_place.open()
+    capped = (await store.commit(change_cap(Account("fleet", "", "usd"), 500, "a person", "cap"))).events[0]
+    clocked_place.clock.time -= 3_600_000_000
+    held = (await store.commit(holding("call"))).events[0]
+    assert held.at >= capped.at
+
+
 async def test_times_never_go_back_within_a_stream(shared_place: "Place") -> None:
     stores = [shared_place.open() for _ in range(2)]
     await asyncio.gather(*(stores[number % 2].commit(note(f"key {number}")) for number in range(60)))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -10,7 +11,9 @@ from typer.testing import CliRunner, Result
 
 from halter.cli import build
 from halter.drills import DRILLS, find
+from halter.drills.broken import DrillBroken, in_words
 from halter.drills.drill import Setting
+from halter.testing.postgres import throwaway_cluster
 
 FEW = {"race": 1, "kill": 5, "powercut": 300, "tamper": 1, "zombie": 5}
 ON_ALL_STORES = [
@@ -74,6 +77,7 @@ def test_json_of_all_drills_is_a_list_and_with_teeth_finding_violations_is_succe
     assert [result["drill"] for result in results] == list(DRILLS)
     assert all(result["violations"] > 0 for result in results)
     assert "every drill found it" in answer.stderr
+    assert f"drill 1 of {len(DRILLS)}: {DRILLS[0]} on sqlite" in answer.stderr
 
 
 def test_people_get_a_table_and_a_sentence() -> None:
@@ -107,3 +111,20 @@ def test_a_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
     assert answer.exit_code == 3
     assert answer.stderr.startswith(f"A drill needs a folder of its own in {tmp_path / 'missing'}")
     assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("postgres_binaries")
+def test_a_server_that_restarts_ends_a_drill_in_a_sentence_and_its_schema_goes() -> None:
+    with throwaway_cluster() as cluster, ThreadPoolExecutor(1) as beside:
+
+        def restart(done: int, total: int, note: str) -> None:
+            if done == 1:
+                cluster.stop_hard()
+                beside.submit(cluster.start)
+
+        with pytest.raises(DrillBroken, match=r"^The drill ended early, and so proves nothing"), in_words():
+            find("tamper").run(Setting(cluster.url, 1, progress=restart))
+        with psycopg.connect(cluster.url) as connection:
+            left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'halter%'").fetchall()
+    assert left == []

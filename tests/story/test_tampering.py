@@ -169,6 +169,19 @@ async def test_swapped_streams_are_found(history: "Scribe") -> None:
     assert found == [("moved", ONE, 1), ("moved", TWO, 1)]
 
 
+async def test_long_streams_that_were_swapped_are_found_as_such(history: "Scribe") -> None:
+    ground = history.ground
+    ada, bob = session_stream("ada"), session_stream("bob")
+    for session in ("ada", "bob"):
+        await history.whole_session(session, calls=40)
+    for table in ("events", "streams"):
+        for old, new in ((ada, "aside"), (bob, ada), ("aside", bob)):
+            ground.sql(f"UPDATE {table} SET stream = :new WHERE stream = :old", old=old, new=new)
+    report = await verify(ground.store)
+    assert kinds(report) == [("moved", ada, 1), ("moved", bob, 1)]
+    assert "and so were 81 events after it" in report.findings[0].sentence
+
+
 async def test_an_event_that_was_moved_to_another_stream_is_found(history: "Scribe") -> None:
     ground = history.ground
     ground.sql("UPDATE events SET stream = :two, seq = 11 WHERE stream = :one AND seq = 4", one=ONE, two=TWO)

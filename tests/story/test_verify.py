@@ -1,19 +1,28 @@
 """A store is vouched for as a whole: rows, bodies, blobs and checkpoints; what cannot be vouched for is told."""
 
 import asyncio
-from typing import TYPE_CHECKING
+import itertools
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
 
 from halter.core.clock import SECOND
 from halter.core.events import SessionWoken
-from halter.core.ids import inbox_stream, session_stream
+from halter.core.ids import SessionId, inbox_stream, session_stream
 from halter.core.ports import Draft, Write
-from halter.journal.checkpoints import checkpoint_file
+from halter.journal.checkpoints import Checkpointer, checkpoint_file
+from halter.journal.engine import Engine, View
+from halter.journal.open import open_engine
 from halter.journal.report import ADVICE, Report
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
+from halter.state import life
 
 if TYPE_CHECKING:
     from conftest import Forger, Ground, Scribe
@@ -243,6 +252,84 @@ async def test_a_store_can_be_verified_while_it_is_written_to(ground: "Ground", 
     await ground.store.close()
     assert [report.findings for report in reports if not report.ok] == []
     assert reports[-1].events == 5 * 81
+
+
+class Busy:
+    """An engine beside which somebody ends a session, and signs a checkpoint, whenever the store was just looked at."""
+
+    def __init__(self, engine: Engine, meanwhile: Callable[[], None]) -> None:
+        self._engine = engine
+        self._meanwhile = meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def view(self) -> View:
+        view = self._engine.view()
+        self._meanwhile()
+        return view
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["from the very beginning", "later"])
+async def test_what_is_committed_and_checkpointed_meanwhile_never_looks_cut_off(
+    ground: "Ground", scribe: "Scribe", before: int
+) -> None:
+    sessions = (f"session-{number}" for number in itertools.count())
+
+    def meanwhile() -> None:
+        """Finish a whole session before the one who looks can go on, in a thread that has a loop of its own."""
+        thread = threading.Thread(target=lambda: asyncio.run(scribe.whole_session(next(sessions))))
+        thread.start()
+        thread.join(60)
+
+    for _ in range(before):
+        await scribe.whole_session(next(sessions))
+    busy = JournalStore(cast("Engine", Busy(ground.engine, meanwhile)), inline=True)
+    for _ in range(3):
+        report = await verify(busy, ground.folder, ())
+        assert report.findings == ()
+    assert next(sessions) == f"session-{before + 6}"
+
+
+async def test_a_damaged_index_is_found_though_every_event_is_sound(sqlite_history: "Scribe") -> None:
+    """A repeated write is looked up by its key: through an index that misses it, it would be done twice."""
+    ground = sqlite_history.ground
+    ground.engine.close()
+    with closing(sqlite3.connect(ground.url, isolation_level=None)) as file:
+        file.execute("PRAGMA writable_schema = ON")
+        (sound,) = file.execute("SELECT sql FROM sqlite_master WHERE name = 'events_key'").fetchone()
+        other = sound.replace("(key)", "(kind)")
+        file.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'events_key'", (other,))
+    with closing(sqlite3.connect(ground.url, isolation_level=None)) as file:
+        file.execute("REINDEX events_key")
+        file.execute("PRAGMA writable_schema = ON")
+        file.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'events_key'", (sound,))
+    store = JournalStore(open_engine(ground.url, clock=ground, ids=ground), inline=True)
+    report = await verify(store, ground.folder, ())
+    await store.close()
+    assert {found.kind for found in report.findings} == {"damaged"}
+    assert "missing from index events_key" in report.findings[0].sentence
+    assert "REINDEX" in report.findings[0].sentence
+
+
+async def test_two_copies_of_a_store_are_told_why_they_contradict_each_other(sqlite_history: "Scribe") -> None:
+    ground = sqlite_history.ground
+    copy = Path(ground.url).with_name("copy.db")
+    with closing(sqlite3.connect(ground.url)) as file, closing(sqlite3.connect(copy)) as other:
+        file.backup(other)
+    engine = open_engine(str(copy), clock=ground, ids=ground)
+    checkpointer = Checkpointer(ground.folder, ground.key_path, ground.store_id, ground.now)
+    twin = JournalStore(engine, inline=True, observers=[checkpointer])
+    for store, said in ((ground.store, "here"), (twin, "there")):
+        await store.commit(life.message(SessionId("three"), said, said.encode(), "ann"))
+    checkpointer.flush()
+    ground.checkpointer.flush()
+    for report in (await ground.verify(), await verify(twin, ground.folder)):
+        assert not report.ok
+        for found in report.findings:
+            assert "a copy of another" in found.sentence
+            assert "give each its own folder of checkpoints with HALTER_CHECKPOINTS" in found.sentence
+    await twin.close()
 
 
 async def test_what_is_looked_at_does_not_change_while_somebody_commits(history: "Scribe") -> None:

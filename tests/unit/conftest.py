@@ -1,5 +1,6 @@
 """A desk for those who write and read checkpoints."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ from halter.core.clock import SECOND
 from halter.core.events import CapChanged
 from halter.core.ids import StreamId
 from halter.core.ports import Stored
-from halter.journal.checkpoints import Checkpoint, Checkpointer, checkpoint_file
+from halter.journal.checkpoints import Checkpoint, Checkpointer, Machine, checkpoint_file
 from halter.journal.chronicle import Chronicle, read_chronicle
 from halter.journal.keys import public_key_path, public_keys
 
@@ -28,6 +29,7 @@ class Desk:
         self.path = checkpoint_file(self.folder, STORE)
         self.now = SECOND
         self.pauses = 0
+        self.synced: list[tuple[str, int]] = []
 
     def checkpointer(self, every_events: int = 1000, every_seconds: float = 60.0) -> Checkpointer:
         return Checkpointer(
@@ -37,11 +39,17 @@ class Desk:
             lambda: self.now,
             every_events=every_events,
             every_seconds=every_seconds,
-            pause=self._pause,
+            machine=Machine(self._pause, self._sync),
         )
 
     def _pause(self, _: float) -> None:
         self.pauses += 1
+
+    def _sync(self, file: int) -> None:
+        """Sync for real, and note what was synced and how long it was by then; a folder has no length."""
+        os.fsync(file)
+        path = Path(f"/proc/self/fd/{file}").readlink()
+        self.synced.append((path.name, 0 if path.is_dir() else os.fstat(file).st_size))
 
     @staticmethod
     def event(stream: str, seq: int, kind: str = "call_settled") -> Stored:

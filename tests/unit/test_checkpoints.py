@@ -1,6 +1,7 @@
 """Checkpoints vouch for what was committed, in a place that may fail without stopping anybody."""
 
 import asyncio
+import errno
 import fcntl
 import os
 import subprocess
@@ -16,7 +17,7 @@ from halter.core.events import CapChanged
 from halter.core.ids import FLEET
 from halter.core.ports import Draft, Write
 from halter.core.project import budget_key
-from halter.journal.checkpoints import RETRY
+from halter.journal.checkpoints import RETRY, Checkpointer, Machine
 from halter.journal.keys import public_key_path, public_keys, signing_key
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
@@ -55,6 +56,30 @@ def test_a_checkpoint_is_written_at_each_sessions_end(desk: "Desk") -> None:
     checkpointer.saw([desk.event("a", 2)])
     checkpointer.saw([desk.event("a", 3, "session_ended")])
     assert desk.heads() == [{"a": 1}, {"a": 3}]
+
+
+def test_a_checkpoint_is_on_the_disk_before_anybody_relies_on_it(desk: "Desk") -> None:
+    """Its whole line is synced each time, and at the first one the folder too, which holds the file's name."""
+    checkpointer = desk.checkpointer(every_events=1)
+    lengths: list[int] = []
+    for seq in (1, 2):
+        checkpointer.saw([desk.event("a", seq)])
+        lengths.append(desk.path.stat().st_size)
+    assert desk.synced == [(desk.path.name, lengths[0]), (desk.folder.name, 0), (desk.path.name, lengths[1])]
+
+
+def test_a_checkpoint_that_cannot_be_synced_is_taken_back_and_made_up_for(desk: "Desk") -> None:
+    def fails(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    machine = Machine(sync=fails)
+    checkpointer = Checkpointer(desk.folder, desk.key_path, desk.store_id, lambda: desk.now, machine=machine)
+    checkpointer.saw([desk.event("a", 1)])
+    assert "Input/output error" in checkpointer.problem
+    assert desk.path.read_bytes() == b""
+    other = desk.checkpointer()
+    other.saw([desk.event("a", 1)])
+    assert desk.heads() == [{"a": 1}]
 
 
 def test_a_flush_writes_what_is_left_and_nothing_twice(desk: "Desk") -> None:

@@ -1,7 +1,9 @@
 """The processes of a drill can be heard, killed, stopped and continued, and none is left behind."""
 
+import errno
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,18 @@ def repeating(pipe: Pipe) -> None:
 
 def failing(pipe: Pipe) -> None:
     raise StoreUnavailable("The disk is full.")
+
+
+def failing_together(pipe: Pipe) -> None:
+    raise ExceptionGroup("several", [StoreUnavailable("The disk is full."), StoreUnavailable("The disk is full.")])
+
+
+def failing_alone(pipe: Pipe) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def masked_signals(pipe: Pipe) -> None:
+    pipe.send(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 
 def test_words_of_several_children_are_heard_until_all_have_ended() -> None:
@@ -52,11 +66,26 @@ def test_a_stopped_child_does_nothing_until_it_is_continued() -> None:
         assert child.hear() == "two"
 
 
-def test_an_error_of_a_child_is_said_in_its_own_sentence() -> None:
+@pytest.mark.parametrize("work", [failing, failing_together])
+def test_an_error_of_a_child_is_said_in_its_own_sentence(work: Callable[[Pipe], None]) -> None:
     with children() as started:
-        started.start(failing)
+        started.start(work)
         with pytest.raises(ChildFailed, match=r"^The disk is full\.$"):
             list(started.words())
+
+
+def test_what_a_disk_does_to_a_child_is_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    with children() as started:
+        started.start(failing_alone)
+        with pytest.raises(ChildFailed, match="No space left on device"):
+            list(started.words())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_signals_to_end_are_for_the_drill_and_not_for_its_children() -> None:
+    with children() as started:
+        assert started.start(masked_signals).hear() >= {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_no_child_outlives_the_block_that_started_it() -> None:

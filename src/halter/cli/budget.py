@@ -7,9 +7,21 @@ import msgspec
 import typer
 
 from halter.app import App
-from halter.cli.command import WRONG_USE, JsonOption, StoreOption, answer_json, answer_table, fail, with_app
+from halter.cli.answer import answer_json, answer_table, say
+from halter.cli.command import (
+    NOT_FINE,
+    WRONG_USE,
+    JsonOption,
+    ReasonOption,
+    ScopeArgument,
+    StoreOption,
+    fail,
+    readable,
+    readable_scope,
+    with_app,
+)
+from halter.cli.plain import PlainCommand, PlainGroup
 from halter.core.clock import DAY
-from halter.core.errors import ConfigError
 from halter.core.events import AnyEvent, Unknown
 from halter.core.money import DOLLAR, Account, BudgetRow, dollars, shown
 from halter.core.ports import Query
@@ -35,20 +47,31 @@ class Spent(msgspec.Struct, frozen=True):
 
 def build() -> typer.Typer:
     """Make the group of commands."""
-    group = typer.Typer(name="budget", help="What is spent and held against every cap.", invoke_without_command=True)
+    group = typer.Typer(name="budget", cls=PlainGroup, invoke_without_command=True)
     group.callback()(_default)
-    group.command("show")(show)
-    group.command("raise")(raise_cap)
-    group.command("lower")(lower_cap)
+    for name, command in (("show", show), ("raise", raise_cap), ("lower", lower_cap)):
+        group.command(name, cls=PlainCommand)(command)
     return group
 
 
-def _default(context: typer.Context) -> None:
+EverythingOption = Annotated[bool, typer.Option("--everything", help="Show windows that are over, too.")]
+
+
+def _default(
+    context: typer.Context,
+    *,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+    everything: EverythingOption = False,
+) -> None:
+    """Show what is spent and held against every cap, or raise or lower one."""
     if context.invoked_subcommand is None:
-        show()
+        show(store=store, as_json=as_json, everything=everything)
+    elif store is not None or as_json or everything:
+        fail(f"Write options after the word {context.invoked_subcommand}, not before it.", WRONG_USE)
 
 
-def show(*, store: StoreOption = None, as_json: JsonOption = False, everything: bool = False) -> None:
+def show(*, store: StoreOption = None, as_json: JsonOption = False, everything: EverythingOption = False) -> None:
     """Show every cap that counts now, what is spent and held against it, and what the last day was spent on."""
 
     async def job(app: App) -> tuple[Sequence[BudgetRow], Sequence[Spent], int]:
@@ -66,6 +89,7 @@ def show(*, store: StoreOption = None, as_json: JsonOption = False, everything: 
         ["scope", "window", "cap", "spent", "held", "left", "set by"],
         [_budget_line(row) for row in rows],
         right="cap spent held left",
+        long="scope window",
         empty="Nothing was spent or held yet.",
     )
     answer_table(
@@ -87,19 +111,17 @@ def _budget_line(row: BudgetRow) -> list[str]:
     cap = "none" if row.cap is None else _written(row, row.cap)
     left = "" if row.cap is None else _written(row, row.cap - row.spent - row.held)
     spent, held = _written(row, row.spent), _written(row, row.held)
-    return [row.scope, row.window or "its life", cap, spent, held, left, row.cap_by or "configuration"]
+    return [row.scope, row.window or "its life", cap, spent, held, left, row.cap_by or "config"]
 
 
 def _written(row: BudgetRow, amount: int) -> str:
     return shown(amount) if row.unit == "usd" else f"{amount:,} tokens"
 
 
-ScopeArgument = Annotated[str, typer.Argument(help="fleet, agent:NAME, trigger:NAME or session:ID")]
 CapArgument = Annotated[str, typer.Argument(help="The new cap in dollars, or none.")]
 WindowOption = Annotated[
-    str, typer.Option("--window", help="Which window, as in day/2026-11-15, if there are several.")
+    str, typer.Option("--window", metavar="WINDOW", help="Which window, as in day/2026-11-15, if there are several.")
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it stands in the journal.")]
 
 
 def raise_cap(
@@ -132,20 +154,29 @@ def _change(
     direction: Direction, scope: str, cap: str, window: str, reason: str, store: str | None, *, as_json: bool
 ) -> None:
     amount = _amount(cap)
+    readable_scope(scope)
+    _refuse_no_window(window)
 
     async def job(app: App) -> AnyEvent | Unknown:
         row = chosen(await app.store.ask(Query("budgets", BudgetRow)), scope, window, app.clock.now())
         refuse_wrong_direction(direction, row, amount)
         account = Account(row.scope, row.window, row.unit)
         write = change_cap(account, amount, app.settings.person, app.ids.new(), reason)
-        return (await app.store.commit(write)).events[0].event
+        events = (await app.store.commit(write)).events
+        if not events:
+            fail(
+                f"{scope} is a sub-session: its cap was carved out of its parent's and cannot pass what was carved. "
+                "Raise the cap of its parent; sub-sessions that begin after that can be given more.",
+                NOT_FINE,
+            )
+        return events[0].event
 
     event = with_app(store, job)
     if as_json:
         answer_json(event)
         return
     limit = "no cap" if amount is None else f"a cap of {shown(amount)}"
-    typer.echo(f"{scope} has {limit} now; it stands in the journal with your name.")
+    say(f"{scope} has {limit} now; it stands in the journal with your name.")
 
 
 def _amount(text: str) -> int | None:
@@ -160,6 +191,13 @@ def _amount(text: str) -> int | None:
     return amount
 
 
+def _refuse_no_window(window: str) -> None:
+    try:
+        window_end(readable(window, "a window"))
+    except (LookupError, OSError, OverflowError, ValueError):
+        fail(f"{window!r} is no window: write it like day/2026-11-15, hour/2026-11-15T09 or month/2026-11.", WRONG_USE)
+
+
 def chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> BudgetRow:
     """Find the one budget that is meant; say which there are if it is not clear."""
     known = [row for row in rows if row.scope == scope and row.unit == "usd"]
@@ -172,9 +210,9 @@ def chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> Budg
         return BudgetRow(scope, window_at("day", now), "usd")
     if not known:
         scopes = ", ".join(sorted({row.scope for row in rows if row.unit == "usd"})) or "none yet"
-        raise ConfigError(f"Nothing was ever spent in the scope {scope!r}. Scopes with a budget: {scopes}.")
+        return fail(f"Nothing was ever spent in the scope {scope!r}. Scopes with a budget: {scopes}.", WRONG_USE)
     windows = ", ".join(row.window or "(no window)" for row in known)
-    raise ConfigError(f"{scope} has these windows: {windows}. Name one of them with --window.")
+    return fail(f"{scope} has these windows: {windows}. Name one of them with --window.", WRONG_USE)
 
 
 def refuse_wrong_direction(direction: Direction, row: BudgetRow, amount: int | None) -> None:
@@ -184,4 +222,4 @@ def refuse_wrong_direction(direction: Direction, row: BudgetRow, amount: int | N
     new, old = (float("inf") if cap is None else cap for cap in (amount, row.cap))
     if new == old or (new > old) != (direction == "raise"):
         now = "none" if row.cap is None else shown(row.cap)
-        raise ConfigError(f"The cap of {row.scope} is {now} now: that would not {direction} it.")
+        fail(f"The cap of {row.scope} is {now} now: that would not {direction} it.", WRONG_USE)

@@ -1,22 +1,33 @@
-"""What every command shares: opening the store, saying what went wrong, and two ways of answering."""
+"""What every command shares: opening the store, reading what was typed, and saying what went wrong.
+
+A command leaves with one of these codes:
+
+| code | meaning |
+|---|---|
+| 0 | all is well |
+| 1 | it was understood, and the answer is not the good one: something was found, refused, or came too late |
+| 2 | the command line is wrong: a word that cannot be read, or a name that nothing here has |
+| 3 | a store, a setting, or the place where the answer goes cannot be used |
+| 70 | a mistake of Halter's own |
+| 130 | interrupted |
+| 141 | whoever read the answer has gone, as `head` does |
+"""
 
 import asyncio
 import os
-import sys
-import tempfile
-import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Final, NoReturn, TypeVar
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from msgspec.structs import replace
 
 from halter.app import App, open_app
+from halter.cli.answer import warn
+from halter.core.clock import DAY
+from halter.core.durations import parse_duration
 from halter.core.errors import HalterError, StoreUnusable
+from halter.core.text import clean
 from halter.settings import Settings, read_settings
 
 T = TypeVar("T")
@@ -25,34 +36,61 @@ NOT_FINE: Final = 1
 WRONG_USE: Final = 2
 UNUSABLE: Final = 3
 OURS: Final = 70
+INTERRUPTED: Final = 130
+UNREAD: Final = 141
+
+STANDS: Final = "Interrupted; what was committed stands."
+
+LONGEST: Final = 36_500 * DAY
+"""No duration that anybody means is longer: a hundred years."""
+
+SCOPES: Final = ("agent:", "trigger:", "session:")
+
+CONNECT_SECONDS: Final = 5
+"""How long a person waits for a server that does not answer. A worker has more patience."""
 
 StoreOption = Annotated[
     str | None,
     typer.Option(
-        "--store", help="The store: a file, or postgresql://… (without it $HALTER_STORE, else one in your home folder)."
+        "--store",
+        metavar="STORE",
+        help="A file, or postgresql://… (without it $HALTER_STORE, else a file in your home folder).",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it stands in the journal.")]
+ScopeArgument = Annotated[str, typer.Argument(help="fleet, agent:NAME, trigger:NAME or session:ID")]
 
 
 def settings_for(store: str | None) -> Settings:
     """Read the environment, here and nowhere further in."""
-    return read_settings(os.environ, Path.home(), store)
+    if store == "":
+        fail("--store is empty: name a store, or leave it out for the usual one.", WRONG_USE)
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = None
+    return read_settings(os.environ, home, store)
 
 
-def with_app(store: str | None, job: Callable[[App], Awaitable[T]]) -> T:
+def with_app(store: str | None, job: Callable[[App], Awaitable[T]], *, warned: bool = True) -> T:
     """Do a job on a store that is there, with everything opened and closed around it.
 
     A store that is not there is never made by looking at it: a slip in its name must not look like good news.
+    Whatever was committed without a checkpoint is warned of, unless the command tells of that itself.
     """
 
-    async def main() -> T:
+    async def main() -> tuple[T, str]:
         settings = settings_for(store)
         refuse_missing(settings.store)
-        async with open_app(settings) as app:
-            return await job(app)
+        async with open_app(replace(settings, store=hurried(settings.store))) as app:
+            answer = await job(app)
+        return answer, app.checkpointer.problem
 
-    return saying_errors(lambda: asyncio.run(main()))
+    answer, problem = saying_errors(lambda: asyncio.run(main()))
+    if problem and warned:
+        warn(problem)
+    return answer
 
 
 def refuse_missing(url: str) -> None:
@@ -63,45 +101,49 @@ def refuse_missing(url: str) -> None:
         raise StoreUnusable(f"There is no store {masked(url)}: check the name, or start something that makes it.")
 
 
-def saying_errors(job: Callable[[], T]) -> T:
+def hurried(url: str) -> str:
+    """Bound the wait for a PostgreSQL server that does not answer, unless the URL itself does."""
+    if not url.lower().startswith(("postgresql://", "postgres://")) or "connect_timeout=" in url:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}connect_timeout={CONNECT_SECONDS}"
+
+
+def saying_errors(job: Callable[[], T], code: int = UNUSABLE, interrupted: str = STANDS) -> T:
     """Turn an error of the world into its sentence and an exit code; nobody is shown a traceback."""
     try:
         return job()
     except HalterError as error:
-        fail(str(error), UNUSABLE)
+        fail(str(error), code)
     except KeyboardInterrupt:
-        fail("Interrupted; what was committed stands.", 130)
+        fail(interrupted, INTERRUPTED)
 
 
 def fail(sentence: str, code: int) -> NoReturn:
     """Say a sentence to the person and leave with a code for scripts."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, style="red", markup=False)
+    warn(sentence, "red")
     raise typer.Exit(code)
 
 
-def confess(mistake: Exception) -> NoReturn:
-    """Say that Halter itself is wrong, and keep what is needed to mend it."""
-    with tempfile.NamedTemporaryFile("w", prefix="halter-mistake-", suffix=".txt", delete=False) as kept:
-        kept.write("".join(traceback.format_exception(mistake)))
-    sentence = f"Halter made a mistake ({type(mistake).__name__}: {mistake}). Please report it with {kept.name}."
-    Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, style="red", markup=False)
-    raise SystemExit(OURS)
+def duration(text: str) -> int:
+    """Read a duration that was typed."""
+    try:
+        length = saying_errors(lambda: parse_duration(text), WRONG_USE)
+    except OverflowError:
+        length = LONGEST + 1
+    if length > LONGEST:
+        fail(f"{text!r} is too long: write at most 36500d, which is a hundred years.", WRONG_USE)
+    return length
 
 
-def answer_json(value: object) -> None:
-    """Print a value as JSON; amounts stay integers of micro-dollars, times integers of microseconds."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode() + "\n")
+def readable(text: str, what: str) -> str:
+    """Refuse a name that nothing in a store can have, because no store could keep it."""
+    if clean(text) != text:
+        fail(f"{text!r} cannot be {what}: it holds characters that are no text.", WRONG_USE)
+    return text
 
 
-def answer_table(title: str, columns: list[str], rows: list[list[str]], *, right: str = "", empty: str = "") -> None:
-    """Print a table for people; `right` names the columns of numbers, `empty` what to say where there is nothing."""
-    if not rows and empty:
-        typer.echo(empty)
-        return
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        number = column in right.split()
-        table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    Console().print(table)
+def readable_scope(scope: str) -> str:
+    """Refuse what is no scope."""
+    if scope != "fleet" and not any(scope.startswith(kind) and scope != kind for kind in SCOPES):
+        fail(f"{scope!r} is no scope: write fleet, agent:NAME, trigger:NAME or session:ID.", WRONG_USE)
+    return readable(scope, "a scope")

@@ -9,7 +9,8 @@ import msgspec
 import typer
 
 from halter.app import App
-from halter.cli.command import NOT_FINE, JsonOption, StoreOption, answer_json, answer_table, settings_for, with_app
+from halter.cli.answer import answer_json, answer_table, counted
+from halter.cli.command import NOT_FINE, JsonOption, StoreOption, settings_for, with_app
 from halter.core.clock import HOUR, SECOND
 from halter.core.durations import shown_duration
 from halter.core.ports import Query
@@ -57,13 +58,15 @@ def doctor(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
             _postgresql(),
         ]
 
-    checks = with_app(store, job)
+    checks = with_app(store, job, warned=False)
     if as_json:
         answer_json(checks)
     else:
         marks: dict[Verdict, str] = {"ok": "ok", "warning": "look", "problem": "PROBLEM"}
         title = f"Halter on {masked(settings_for(store).store)}"
-        answer_table(title, ["", "what", "finding"], [[marks[c.verdict], c.name, c.finding] for c in checks])
+        answer_table(
+            title, ["what", "is", "finding"], [[c.name, marks[c.verdict], c.finding] for c in checks], long="finding"
+        )
     if any(check.verdict == "problem" for check in checks):
         raise typer.Exit(NOT_FINE)
 
@@ -76,8 +79,8 @@ async def _store(app: App) -> Check:
     (counts,) = await app.store.ask(Query("counts", Counts))
     meta = {row.name: row.value for row in await app.store.ask(Query("meta", Meta))}
     finding = (
-        f"Schema {meta['schema']}, {counts.events:,} events in {counts.streams:,} streams, "
-        f"{counts.sessions:,} sessions. Id {meta['store']}."
+        f"Schema {meta['schema']}, {counted(counts.events, 'event')} in {counted(counts.streams, 'stream')}, "
+        f"{counted(counts.sessions, 'session')}. Id {meta['store']}."
     )
     return Check("store", "ok", finding)
 
@@ -113,8 +116,8 @@ async def _holds(app: App) -> Check:
     if old:
         oldest = shown_duration(app.clock.now() - old[0].at)
         finding = (
-            f"{len(old)} holds are older than an hour (the oldest {oldest}, session {old[0].session}): their sessions "
-            "wait for a worker, or for somebody to say what became of them. They are never freed by a timer."
+            f"{counted(len(old), 'hold')} older than an hour (the oldest {oldest}, session {old[0].session}): such a "
+            "session waits for a worker, or for somebody to say what became of it. No timer ever frees a hold."
         )
         return Check("holds", "warning", finding)
     return Check("holds", "ok", f"{len(holds)} open, none of them old.")

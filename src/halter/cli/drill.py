@@ -1,24 +1,26 @@
 """`halter drill`: proofs of the promises, on this machine, before anyone goes to sleep."""
 
-import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
+from itertools import count
+from subprocess import CalledProcessError
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 
-from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, answer_json, answer_table, fail, saying_errors
+from halter.cli.answer import answer_json, answer_table, counted
+from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, fail, saying_errors
 from halter.drills import DRILLS, find
 
 if TYPE_CHECKING:
     from halter.drills.drill import Drill, Progress, Result, Setting
 
 ALL: Final = "all"
-INTERRUPTED: Final = 130
+MOST: Final = 1_000_000
+REMOVED: Final = "Interrupted. The drill has removed its own store, and touched no other."
 SHARES: Final = 4
 """How many lines of progress a drill writes where nobody watches it live."""
 
@@ -33,9 +35,9 @@ class Done:
 
     def line(self) -> str:
         """Say how it went, for somebody who watches."""
-        found = f"{self.result.violations:,} violations" if self.result.violations else "no violation"
+        found = counted(self.result.violations, "violation") if self.result.violations else "no violation"
         where = f"{self.drill.name} on {self.result.store}"
-        return f"{where}: {self.result.cases:,} cases, {found} ({self.seconds:.0f} s). {self.drill.proves}"
+        return f"{where}: {counted(self.result.cases, 'case')}, {found} ({self.seconds:.0f} s). {self.drill.proves}"
 
 
 def drill(
@@ -44,10 +46,21 @@ def drill(
     store: Annotated[
         str | None,
         typer.Option(
-            "--store", help="Run beside this store, without touching it (without it, on a throwaway SQLite file)."
+            "--store",
+            metavar="STORE",
+            help="Run beside this store, without touching it (without it, on a throwaway SQLite file).",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="How many cases to run.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds",
+            metavar="N",
+            min=1,
+            max=MOST,
+            help="How many cases to run; without it, as many as the drill needs to look everywhere once.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     teeth: Annotated[
         bool, typer.Option("--teeth", help="Break one part on purpose: every drill must then find violations.")
@@ -59,32 +72,20 @@ def drill(
     """
     from halter.drills.drill import Setting
 
+    if store == "":
+        fail("--store is empty: name a store, or leave it out for a throwaway SQLite file.", WRONG_USE)
     if name not in (*DRILLS, ALL):
         fail(f"There is no drill {name}: name one of {', '.join(DRILLS)}, or {ALL}.", WRONG_USE)
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    console = Console(stderr=as_json, highlight=False)
+    console.soft_wrap = not console.is_terminal
     setting = Setting(store, seeds, teeth)
-    done = saying_errors(lambda: _uninterrupted(lambda: list(_run(name, setting, console))))
+    done = saying_errors(lambda: list(_run(name, setting, console)), interrupted=REMOVED)
     results = [one.result for one in done]
     if as_json:
         answer_json(results if name == ALL else results[0])
     else:
         _show(done)
     _judge(results, console, teeth=teeth)
-
-
-def _uninterrupted(job: Callable[[], list[Done]]) -> list[Done]:
-    """Let a drill clean up behind itself also when it is told to end."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        return job()
-    except KeyboardInterrupt:
-        fail("Interrupted. The drill has removed its own store, and touched no other.", INTERRUPTED)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _run(name: str, setting: "Setting", console: Console) -> Generator[Done]:
@@ -96,39 +97,63 @@ def _run(name: str, setting: "Setting", console: Console) -> Generator[Done]:
     fitting = [each for each in wanted if kind in each.stores]
     if not fitting:
         fail(f"The drill {name} runs on {' and '.join(wanted[0].stores)} only: name another --store.", WRONG_USE)
-    yield from _on(fitting, setting, console)
-    if name == ALL and setting.store is None:
-        yield from _on_postgresql([each for each in wanted if "postgresql" in each.stores], setting, console)
+    also = [each for each in wanted if "postgresql" in each.stores and name == ALL and setting.store is None]
+    lacking = _lacking() if also else ""
+    if lacking:
+        console.print(f"PostgreSQL is left out. {lacking}", markup=False)
+        also = []
+    places = _places(len(fitting) + len(also))
+    yield from _on(fitting, setting, console, places)
+    if also:
+        with _server() as url:
+            yield from _on(also, replace(setting, store=url), console, places)
 
 
-def _on(drills: Iterable["Drill"], setting: "Setting", console: Console) -> Generator[Done]:
+@contextmanager
+def _server() -> Generator[str]:
+    from halter.testing.postgres import PostgresMissing, throwaway_cluster
+
+    try:
+        with throwaway_cluster() as cluster:
+            yield cluster.url
+    except CalledProcessError as error:
+        said = " ".join(error.stderr.decode("utf-8", "replace").split())
+        raise PostgresMissing(
+            f"A throwaway PostgreSQL could not be set up ({said}): name a server of yours with --store."
+        ) from error
+
+
+def _places(total: int) -> Iterator[str]:
+    """Say of each drill which it is of all, if there are several."""
+    return (f"drill {number} of {total}: " if total > 1 else "" for number in count(1))
+
+
+def _lacking() -> str:
+    """Say what a throwaway PostgreSQL would need that is not here."""
+    from importlib.util import find_spec
+
+    from halter.testing.postgres import PostgresMissing, binaries
+
+    try:
+        binaries()
+    except PostgresMissing as missing:
+        return str(missing)
+    return "" if find_spec("psycopg") else "Install its driver with pip install 'halter[postgres]'."
+
+
+def _on(drills: Iterable["Drill"], setting: "Setting", console: Console, places: Iterator[str]) -> Generator[Done]:
+    from halter.drills.broken import in_words
     from halter.drills.drill import kind_of
 
     for each in drills:
         began = time.monotonic()
-        with _progress(f"{each.name} on {kind_of(setting.store)}", console) as progress:
+        name = f"{next(places)}{each.name} on {kind_of(setting.store)}"
+        with _progress(name, console) as progress, in_words():
             result = each.run(replace(setting, progress=progress))
         done = Done(each, result, time.monotonic() - began)
         if console.is_terminal:
             console.print(done.line(), markup=False)
         yield done
-
-
-def _on_postgresql(drills: Sequence["Drill"], setting: "Setting", console: Console) -> Generator[Done]:
-    from importlib.util import find_spec
-
-    from halter.testing.postgres import PostgresMissing, binaries, throwaway_cluster
-
-    try:
-        binaries()
-    except PostgresMissing as missing:
-        console.print(f"PostgreSQL is left out. {missing}", markup=False)
-        return
-    if find_spec("psycopg") is None:
-        console.print("PostgreSQL is left out: install its driver with pip install 'halter[postgres]'.", markup=False)
-        return
-    with throwaway_cluster() as cluster:
-        yield from _on(drills, replace(setting, store=cluster.url), console)
 
 
 @contextmanager
@@ -188,5 +213,5 @@ def _judge(results: Sequence["Result"], console: Console, *, teeth: bool) -> Non
         for sentence in result.detail["violations"]:
             console.print(f"{result.drill} on {result.store}: {sentence}", markup=False)
     if found:
-        fail(f"{sum(result.violations for result in found):,} violations were found.", NOT_FINE)
-    console.print(f"{sum(result.cases for result in results):,} cases, no violation.")
+        fail(f"{counted(sum(result.violations for result in found), 'violation')} in all.", NOT_FINE)
+    console.print(f"{counted(sum(result.cases for result in results), 'case')}, no violation.")

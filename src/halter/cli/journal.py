@@ -5,18 +5,19 @@ from typing import Annotated
 import typer
 
 from halter.app import App
+from halter.cli.answer import answer_json, answer_table, counted, say
 from halter.cli.command import (
     NOT_FINE,
     WRONG_USE,
     JsonOption,
+    ReasonOption,
     StoreOption,
-    answer_json,
-    answer_table,
+    duration,
     fail,
-    saying_errors,
+    readable,
     with_app,
 )
-from halter.core.durations import parse_duration
+from halter.core.errors import ConfigError
 from halter.journal.keys import public_key_path, public_keys
 from halter.journal.rebuild import rebuild
 from halter.journal.report import Report
@@ -52,40 +53,47 @@ def verify(
     else:
         _say(report)
     if repair and not as_json:
-        typer.echo(
-            "All tables were made anew from the events." if rebuilt else "Nothing was rebuilt: see the findings."
-        )
+        say("All tables were made anew from the events." if rebuilt else "Nothing was rebuilt: see the findings.")
     if not report.ok:
         raise typer.Exit(NOT_FINE)
 
 
 def _trusted(app: App) -> frozenset[str]:
     """Trust the key beside the signing key; before the first checkpoint there is none."""
-    path = public_key_path(app.settings.signing_key)
-    return public_keys(path) if path.exists() else frozenset()
+    try:
+        path = public_key_path(app.settings.signing_key)
+        return public_keys(path) if path.exists() else frozenset()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"The public key beside {app.settings.signing_key} cannot be read ({error}): put it back there, or name "
+            "another signing key with HALTER_SIGNING_KEY."
+        ) from error
 
 
 def _say(report: Report) -> None:
     if report.findings:
         rows = [[found.kind, found.stream, str(found.seq or ""), found.sentence] for found in report.findings]
-        answer_table("Not as it was written", ["finding", "stream", "event", "what, and what to do"], rows)
+        answer_table("Not as it was written", ["finding", "stream", "event", "meaning"], rows, long="stream meaning")
     for note in report.notes:
-        typer.echo(note)
-    verdict = "Nothing was altered" if report.ok else f"{len(report.findings)} findings"
-    covered = "no checkpoints" if report.checkpoints is None else f"{report.checkpoints} checkpoints"
-    typer.echo(
-        f"{verdict}: {report.events:,} events in {report.streams:,} streams, {report.erased:,} erased, "
+        say(note)
+    verdict = "Nothing was altered" if report.ok else counted(len(report.findings), "finding")
+    covered = "no checkpoints" if report.checkpoints is None else counted(report.checkpoints, "checkpoint")
+    say(
+        f"{verdict}: {counted(report.events, 'event')} in {counted(report.streams, 'stream')}, "
+        f"{report.erased:,} erased, "
         f"{report.uncovered_events:,} not covered by a checkpoint yet ({covered})."
     )
 
 
 def erase(
-    session: Annotated[
-        list[str] | None, typer.Option("--session", help="A session; may be given several times.")
-    ] = None,
-    older_than: Annotated[str | None, typer.Option(help="Sessions that ended so long ago, as in 90d.")] = None,
-    reason: Annotated[str, typer.Option(help="Why; it stands in the journal.")] = "",
     *,
+    session: Annotated[
+        list[str] | None, typer.Option("--session", metavar="ID", help="A session; may be given several times.")
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="AGE", help="Sessions that ended so long ago, as in 90d.")
+    ] = None,
+    reason: ReasonOption = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -93,7 +101,9 @@ def erase(
     """Erase what was said in sessions that have ended, for good. What happened, and its chain, stay."""
     if bool(session) == bool(older_than):
         fail("Name either sessions (--session ID) or an age (--older-than 90d).", WRONG_USE)
-    age = saying_errors(lambda: parse_duration(older_than)) if older_than else 0
+    age = duration(older_than) if older_than else 0
+    for name in session or []:
+        readable(name, "a session's id")
     what = f"sessions that ended more than {older_than} ago" if older_than else ", ".join(session or [])
     if not yes and not typer.confirm(f"Erase the bodies of {what}? This cannot be undone."):
         fail("Nothing was erased.", NOT_FINE)
@@ -107,11 +117,11 @@ def erase(
     if as_json:
         answer_json(erasure)
     else:
-        typer.echo(f"Erased the bodies of {len(erasure.erased)} sessions.")
+        say(f"Erased the bodies of {counted(len(erasure.erased), 'session')}.")
         for refused in erasure.refused:
-            typer.echo(refused.sentence)
+            say(refused.sentence)
         if not erasure.scrubbed:
-            typer.echo(
+            say(
                 "Copies may linger in the store's own log: with SQLite run this again when nobody reads it, "
                 "with PostgreSQL they go when the server recycles its log."
             )

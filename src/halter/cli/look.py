@@ -2,41 +2,34 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from halter.app import App
-from halter.cli.command import (
-    NOT_FINE,
-    JsonOption,
-    StoreOption,
-    answer_json,
-    answer_table,
-    fail,
-    saying_errors,
-    with_app,
-)
+from halter.cli.answer import answer_block, answer_json, answer_table, counted
+from halter.cli.command import WRONG_USE, JsonOption, StoreOption, duration, fail, readable, with_app
 from halter.core.clock import SECOND
-from halter.core.durations import parse_duration, shown_duration
+from halter.core.durations import shown_duration
 from halter.core.ids import StreamId, session_stream
 from halter.core.money import shown
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
-from halter.core.text import from_body
+from halter.core.text import clean, from_body
 from halter.state.audit import AuditEntry, AuditFound, entry
 from halter.state.receipt import Receipt
 from halter.state.receipt import receipt as receipt_of
 
-PAGE = 1000
+PAGE: Final = 1000
+MOST: Final = 1_000_000
 
 SessionArgument = Annotated[str, typer.Argument(help="A session's id from halter sessions; its beginning will do.")]
 
 
 def sessions(
     *,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many of the newest.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=MOST, help="How many of the newest.")] = 50,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,6 +46,7 @@ def sessions(
         "Sessions",
         ["session", "agent", "kind", "state", "why it ended", "began", "next due"],
         [_session_line(row, now) for row in rows],
+        long="session",
         empty="There are no sessions yet.",
     )
 
@@ -70,7 +64,9 @@ def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOp
         answer_json([_event(stored) for stored in events])
         return
     rows = [[str(e.seq), written(e.at), e.kind, from_body(e.facts), _said(e)] for e in events]
-    answer_table(f"Session {events[0].stream}", ["#", "when", "what", "facts", "said"], rows, right="#")
+    answer_table(
+        f"Session {events[0].stream}", ["#", "when", "what", "facts", "said"], rows, right="#", long="facts said"
+    )
 
 
 def receipt(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
@@ -79,39 +75,45 @@ def receipt(session: SessionArgument, *, store: StoreOption = None, as_json: Jso
     if as_json:
         answer_json(made)
         return
-    answer_table(f"Receipt of {made.session}", ["", ""], _receipt_lines(made))
+    answer_block(f"Receipt of {made.session}", _receipt_lines(made))
     lines = [
         [line.name, line.purpose, line.outcome or "in doubt", shown(line.held_usd), shown(line.cost_usd)]
         for line in (*made.requests, *made.calls)
     ]
-    answer_table("Calls and requests", ["what", "for", "outcome", "held", "cost"], lines, right="held cost", empty="")
+    answer_table(
+        "Calls and requests",
+        ["what", "for", "outcome", "held", "cost"],
+        lines,
+        right="held cost",
+        empty="It made no call and no request.",
+    )
 
 
-def _receipt_lines(made: Receipt) -> list[list[str]]:
+def _receipt_lines(made: Receipt) -> list[tuple[str, str]]:
     ended = written(made.ended_at) if made.ended_at else "not yet"
     lines = [
-        ["agent", f"{made.agent} ({made.kind}), started by {made.started_by}"],
-        ["state", f"{made.state} {made.terminal_reason}".strip()],
-        ["began, ended", f"{written(made.started_at)}, {ended}"],
-        ["cost", f"{shown(made.cost_usd)} of {shown(made.held_usd)} held"],
-        ["events", f"{made.events}, the last with hash {made.hash[:16]}…"],
+        ("agent", f"{made.agent} ({made.kind}), started by {made.started_by}"),
+        ("state", f"{made.state} {made.terminal_reason}".strip()),
+        ("began, ended", f"{written(made.started_at)}, {ended}"),
+        ("cost", f"{shown(made.cost_usd)} of {shown(made.held_usd)} held"),
+        ("events", f"{made.events}, the last with hash {made.hash[:16]}…"),
     ]
-    lines += [["brake", f"{brake.code}: {brake.name} in {brake.scope} {brake.window}".strip()] for brake in made.brakes]
-    lines += [["overrun", f"{shown(over.amount)} in {over.scope} {over.window}".strip()] for over in made.overruns]
-    lines += [["in doubt", call] for call in made.in_doubt]
+    lines += [("brake", f"{brake.code}: {brake.name} in {brake.scope} {brake.window}".strip()) for brake in made.brakes]
+    lines += [("overrun", f"{shown(over.amount)} in {over.scope} {over.window}".strip()) for over in made.overruns]
+    lines += [("in doubt", call) for call in made.in_doubt]
     return lines
 
 
 def audit(
     *,
-    since: Annotated[str, typer.Option("--since", help="How far back, as in 24h.")] = "1d",
-    tool: Annotated[str, typer.Option("--tool", help="Only this tool.")] = "",
-    outcome: Annotated[str, typer.Option("--outcome", help="Only this outcome.")] = "",
+    since: Annotated[str, typer.Option("--since", metavar="AGE", help="How far back, as in 24h.")] = "1d",
+    tool: Annotated[str, typer.Option("--tool", metavar="NAME", help="Only this tool.")] = "",
+    outcome: Annotated[str, typer.Option("--outcome", metavar="OUTCOME", help="Only this outcome.")] = "",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show who called which tool, with what outcome, and who agreed to it."""
-    back = saying_errors(lambda: parse_duration(since))
+    back = duration(since)
 
     async def job(app: App) -> list[AuditEntry]:
         found: list[AuditFound] = []
@@ -141,7 +143,7 @@ def audit(
         for e in entries
     ]
     columns = ["when", "agent", "tool", "level", "risk", "outcome", "decided by", "cost", "arguments", "result"]
-    answer_table("Audit", columns, rows, right="cost", empty="No audited calls in that time.")
+    answer_table("Audit", columns, rows, right="cost", long="arguments result", empty="No audited calls in that time.")
 
 
 async def _events(app: App, session: str) -> list[Stored]:
@@ -153,11 +155,12 @@ async def _events(app: App, session: str) -> list[Stored]:
 
 
 async def _whole(app: App, beginning: str) -> str:
-    rows = await app.store.ask(Query("sessions", SessionRow, {"limit": 1_000_000}))
+    readable(beginning, "a session's id")
+    rows = await app.store.ask(Query("sessions", SessionRow, {"limit": MOST}))
     found = [row.session for row in rows if row.session.startswith(beginning)]
     if len(found) != 1 and beginning not in found:
-        what = "No session begins" if not found else f"{len(found)} sessions begin"
-        fail(f"{what} with {beginning!r}: look at `halter sessions`.", NOT_FINE)
+        what = f"{counted(len(found), 'session')} begin" if found else "No session begins"
+        fail(f"{what} with {beginning!r}: look at `halter sessions`.", WRONG_USE)
     return beginning if beginning in found else found[0]
 
 
@@ -170,7 +173,7 @@ def _event(stored: Stored) -> dict[str, object]:
         "at": stored.at,
         "generation": stored.generation,
         "facts": msgspec.Raw(stored.facts),
-        "body": None if stored.body is None else from_body(stored.body),
+        "body": None if stored.body is None else clean(from_body(stored.body)),
         "blob": stored.blob,
         "erased": stored.erased,
         "hash": stored.hash.hex(),

@@ -1,35 +1,36 @@
 """`halter halt`, `resume`, `inbox`, `approve`, `deny`: what a person says to agents that run."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from halter.app import App
+from halter.cli.answer import answer_json, answer_table, say
 from halter.cli.command import (
     NOT_FINE,
     WRONG_USE,
     JsonOption,
+    ReasonOption,
+    ScopeArgument,
     StoreOption,
-    answer_json,
-    answer_table,
+    duration,
     fail,
-    saying_errors,
+    readable_scope,
     with_app,
 )
-from halter.core.durations import parse_duration, shown_duration
+from halter.core.durations import shown_duration
+from halter.core.errors import StoreError
 from halter.core.events import Verdict
-from halter.core.ports import Write
+from halter.core.ports import Query, Write
+from halter.core.rows import SessionRow
 from halter.core.text import from_body
 from halter.guard.approvals import Open, decide, needs_you
 from halter.guard.halts import halt as halting
 from halter.guard.halts import resume as resuming
 
-ScopeArgument = Annotated[str, typer.Argument(help="fleet, agent:NAME, trigger:NAME or session:ID")]
 DecisionArgument = Annotated[str, typer.Argument(help="A decision's id from halter inbox; its beginning will do.")]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it stands in the journal.")]
 
-SCOPES: Final = ("agent:", "trigger:", "session:")
 WriteOf = Callable[[App], Write]
 
 
@@ -37,22 +38,34 @@ def halt(
     scope: ScopeArgument, *, reason: ReasonOption = "", store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
     """Stop everything in a scope: nothing starts, and what is in flight is cancelled within a second."""
-    _refuse_unknown(scope)
-    done = _committed(store, lambda app: halting(scope, app.settings.person, app.ids.new(), reason))
-    _say(as_json, scope, done, f"{scope} is halted. Nothing acts there until `halter resume {scope}`.")
+    readable_scope(scope)
+
+    async def job(app: App) -> bool:
+        await app.store.commit(halting(scope, app.settings.person, app.ids.new(), reason))
+        return await _ran_here(app, scope)
+
+    known = with_app(store, job)
+    if as_json:
+        answer_json({"subject": scope, "done": True, "known": known})
+        return
+    say(f"{scope} is halted. Nothing acts there until `halter resume {scope}`.")
+    if not known:
+        say(f"Nothing has run here as {scope} so far: check the name, if that surprises you.")
 
 
 def resume(
     scope: ScopeArgument,
     *,
-    over: Annotated[str, typer.Option("--over", help="Let sessions go one after the other, as in 5m.")] = "",
+    over: Annotated[
+        str, typer.Option("--over", metavar="TIME", help="Let sessions go one after the other, as in 5m.")
+    ] = "",
     reason: ReasonOption = "",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Let a halted scope act again. After a halt of the fleet, its sessions come back over a minute."""
-    _refuse_unknown(scope)
-    ramp = saying_errors(lambda: parse_duration(over or ("1m" if scope == "fleet" else "0s")))
+    readable_scope(scope)
+    ramp = duration(over or ("1m" if scope == "fleet" else "0s"))
     done = _committed(store, lambda app: resuming(scope, app.settings.person, app.ids.new(), ramp, reason))
     if not done:
         fail(f"{scope} is not halted.", NOT_FINE)
@@ -73,6 +86,7 @@ def inbox(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
         "Needs you",
         ["decision", "agent", "what", "risk", "waits", "expires in", "shown"],
         [_line(one, now) for one in waiting],
+        long="decision shown",
         empty="Nothing needs you.",
     )
 
@@ -121,9 +135,18 @@ def _line(one: Open, now: int) -> list[str]:
     ]
 
 
-def _refuse_unknown(scope: str) -> None:
-    if scope != "fleet" and not any(scope.startswith(kind) and scope != kind for kind in SCOPES):
-        fail(f"{scope!r} is no scope: write fleet, agent:NAME, trigger:NAME or session:ID.", WRONG_USE)
+async def _ran_here(app: App, scope: str) -> bool:
+    """Tell whether a scope has ever had a session. The halt stands by now, so a store that fails here is no matter."""
+    try:
+        sessions = await app.store.ask(Query("all_sessions", SessionRow))
+    except StoreError:
+        return True
+    names = {name for row in sessions for name in _scopes(row)}
+    return scope == "fleet" or scope in names
+
+
+def _scopes(row: SessionRow) -> tuple[str, str, str]:
+    return f"session:{row.session}", f"agent:{row.agent}", f"trigger:{row.trigger}"
 
 
 def _committed(store: str | None, write: WriteOf) -> bool:
@@ -137,4 +160,4 @@ def _say(as_json: bool, subject: str, done: bool, sentence: str) -> None:
     if as_json:
         answer_json({"subject": subject, "done": done})
     else:
-        typer.echo(sentence)
+        say(sentence)

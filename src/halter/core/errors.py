@@ -11,6 +11,7 @@ HalterError
     ├── StoreUnavailable         retryable: the same write with the same key is harmless
     ├── StoreUnusable            a person must act: wrong URL, newer schema, corrupt file, read-only folder
     ├── LeaseLost                somebody else owns this session: stop at once
+    ├── BlobMissing              an event would name a blob that is not there: put it again, then repeat the write
     ├── UndeclaredRow            a write touched a row that it had not asked for: a mistake in the program
     └── RowRefused               the database's own rules refused a row: a mistake in the program, or an edited row
 ```
@@ -72,6 +73,10 @@ class StoreUnusable(StoreError):
 
 class LeaseLost(StoreError):
     """The session belongs to another owner now; whoever sees this must stop."""
+
+
+class BlobMissing(StoreError):
+    """A write would have named a blob that was never put, or was erased meanwhile; whoever has it must put it again."""
 
 
 class UndeclaredRow(StoreError):

@@ -52,6 +52,15 @@ def may_decide(by: str) -> bool:
     return by != "" and not by.startswith(AGENT)
 
 
+def new_worker(name: str, ids: Ids) -> WorkerId:
+    """Name a worker, anew for each process: one that was started again is not the one that died.
+
+    Leases belong to workers. Under its old name a process would keep alive what nobody works on any more; under a
+    new one the sessions of the dead are orphans when their leases run out, and go to whoever asks first.
+    """
+    return WorkerId(f"{name}.{ids.new()}")
+
+
 def session_stream(session: str) -> StreamId:
     """Name the stream of a session: written only by the owner of its lease."""
     return StreamId(f"session:{session}")

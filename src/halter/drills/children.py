@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, TypeVarTuple
 
 from halter.core.errors import HalterError
 from halter.drills import DRILLS
+from halter.drills.broken import DrillBroken, faults, sentence
 
 Ts = TypeVarTuple("Ts")
 
@@ -50,11 +51,13 @@ class Pipe(Protocol):
 PATIENCE: Final = 60.0
 """Seconds to wait for a child before the drill says that it is stuck."""
 
+ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 PRELOADED: Final = ("__main__", "halter.__main__", *(f"halter.drills.{name}" for name in DRILLS))
 """What the server imports once, so that no child has to: multiprocessing wants the main module in each of them."""
 
 
-class ChildStuck(HalterError):
+class ChildStuck(DrillBroken):
     """A process that the drill started did not do what it had to do."""
 
 
@@ -62,7 +65,7 @@ _ONE_AT_A_TIME = threading.Lock()
 """Starting a process also polls all others, and two threads that poll one take its exit code from each other."""
 
 
-class ChildFailed(HalterError):
+class ChildFailed(DrillBroken):
     """A process that the drill started could not go on; it says why."""
 
 
@@ -155,6 +158,8 @@ class Children:
     """Starts children; made by `children`, which ends those that are left."""
 
     def __init__(self, preload: Sequence[str]) -> None:
+        with _undisturbed():
+            resource_tracker.ensure_running()  # Done later, this would let through the signals that are to wait.
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOADED, *preload])
         self._started: list[Child] = []
@@ -163,11 +168,11 @@ class Children:
         """Run `work(pipe, *args)` in a new process; it must be a function that a module has at its top."""
         here, there = self._context.Pipe()
         process = self._context.Process(target=_worked, args=(work, there, args), daemon=True)
-        with _ONE_AT_A_TIME:
-            process.start()
-        there.close()
         child = Child(process, here)
-        self._started.append(child)
+        with _ONE_AT_A_TIME, _undisturbed():
+            process.start()
+            self._started.append(child)
+        there.close()
         return child
 
     def words(self, patience: float = PATIENCE) -> Generator[tuple[Child, Any]]:
@@ -209,13 +214,26 @@ def children(*preload: str) -> Generator[Children]:
         started.end()
 
 
+@contextmanager
+def _undisturbed() -> Generator[None]:
+    """Let signals wait until a child is started and noted, so that none is left behind.
+
+    The server and its children inherit this: to end them is up to the drill, which hears the same signals.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _worked(work: Callable[..., None], pipe: Pipe, args: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         work(pipe, *args)
-    except HalterError as error:
-        pipe.send(Failure(str(error)))
+    except* (HalterError, *faults()) as errors:
+        with suppress(OSError):
+            pipe.send(Failure(sentence(errors)))
 
 
 def _end_with_parent() -> None:

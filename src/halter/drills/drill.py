@@ -7,29 +7,38 @@ file in a folder of its own, on PostgreSQL in a schema of its own, and both are 
 import shutil
 import sqlite3
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
 from halter.core.clock import Clock, SystemClock
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, HalterError, StoreUnavailable
 from halter.core.ids import SortableIds
+from halter.drills.broken import faults, sentence
 from halter.journal.apply import Applier, apply
 from halter.journal.engine import Engine
 from halter.journal.open import masked, open_engine
 from halter.journal.sqlite import LEASE
 from halter.journal.store import JournalStore
 
+if TYPE_CHECKING:
+    from halter.journal.connection import Address
+
 StoreKind = Literal["sqlite", "postgresql"]
 
 SENTENCES_KEPT: Final = 20
 """How many violations a result spells out; all of them are counted."""
+
+CONNECT_SECONDS: Final = "5"
+PAUSES: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds between attempts to remove a schema, long enough for a server to restart."""
 
 
 class Progress(Protocol):
@@ -149,10 +158,10 @@ def own_store(setting: Setting) -> Generator[Ground]:
 def _own_folder(beside: Path | None) -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix="halter-drill-", dir=beside)).absolute()
-    except OSError as error:
-        where = beside or tempfile.gettempdir()
+    except (OSError, ValueError) as error:
+        where = beside or "the system's temporary folder"
         raise ConfigError(
-            f"A drill needs a folder of its own in {where}, which cannot be made ({error.strerror}): "
+            f"A drill needs a folder of its own in {where}, which cannot be made ({error}): "
             "see that this folder exists and may be written to."
         ) from error
 
@@ -160,37 +169,56 @@ def _own_folder(beside: Path | None) -> Path:
 def sqlite_file(url: str) -> Path:
     """Tell which file a SQLite URL names."""
     rest = url.removeprefix("sqlite:")
-    return Path(f"/{rest.lstrip('/')}" if rest.startswith("//") else rest).expanduser()
+    try:
+        return Path(f"/{rest.lstrip('/')}" if rest.startswith("//") else rest).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"The home folder in {rest} is not known: write the path out.") from error
 
 
 @contextmanager
 def _own_schema(url: str) -> Generator[str]:
     """Name a schema that nobody has; the store makes it when it is first opened."""
+    _address(url)
     own = _with_schema(url, f"halter_drill_{uuid.uuid4().hex}")
     connection(own).close()  # What cannot be reached says so now, before anything is set up.
     try:
         yield own
     finally:
-        _drop_schema(own)
+        _drop_schema(own, PAUSES)
+
+
+def _address(url: str) -> "Address":
+    try:
+        from halter.journal.connection import Address
+    except ImportError as missing:
+        raise ConfigError(
+            "A drill on PostgreSQL needs its driver: install it with pip install 'halter[postgres]'."
+        ) from missing
+    return Address(url)
 
 
 def _with_schema(url: str, schema: str) -> str:
     parts = urlsplit(url)
-    given = dict(parse_qsl(parts.query)) | {"schema": schema}
+    given = {"connect_timeout": CONNECT_SECONDS} | dict(parse_qsl(parts.query)) | {"schema": schema}
     return urlunsplit(parts._replace(query=urlencode(given, quote_via=quote)))
 
 
-def _drop_schema(url: str) -> None:
+def _drop_schema(url: str, pauses: Sequence[float] = ()) -> None:
+    """Remove the drill's own schema; where that fails, try once more after each of the pauses."""
+    drop = f'DROP SCHEMA IF EXISTS "{_address(url).schema}" CASCADE'
+    for pause in pauses:
+        with suppress(HalterError, *faults()):
+            return _execute(url, drop)
+        time.sleep(pause)
+    try:
+        return _execute(url, drop)
+    except (HalterError, *faults()) as error:
+        raise StoreUnavailable(f"{sentence(error)} The drill's own schema is left there: {drop} removes it.") from error
+
+
+def _execute(url: str, statement: str) -> None:
     with closing(connection(url)) as database:
-        database.execute(f'DROP SCHEMA IF EXISTS "{_schema_of(url)[1]}" CASCADE')
-
-
-def _schema_of(url: str) -> tuple[str, str]:
-    """Part a URL into what libpq reads, and the schema, which is Halter's own addition."""
-    parts = urlsplit(url)
-    given = dict(parse_qsl(parts.query))
-    schema = given.pop("schema", "halter")
-    return urlunsplit(parts._replace(query=urlencode(given, quote_via=quote))), schema
+        database.execute(statement)
 
 
 class Connection(Protocol):
@@ -209,20 +237,15 @@ def connection(url: str) -> Connection:
     """Open a plain connection, past all of Halter's own code: for checkers, and for tampering."""
     if kind_of(url) == "sqlite":
         return sqlite3.connect(sqlite_file(url), isolation_level=None)
+    address = _address(url)
+    import psycopg
+
     try:
-        import psycopg
-    except ImportError as missing:
-        raise ConfigError(
-            "A drill on PostgreSQL needs its driver: install it with pip install 'halter[postgres]'."
-        ) from missing
-    plain, schema = _schema_of(url)
-    try:
-        database = psycopg.connect(plain, autocommit=True)
+        database = psycopg.connect(address.conninfo, autocommit=True)
     except psycopg.OperationalError as error:
-        parts = urlsplit(url)
         raise ConfigError(
-            f"The PostgreSQL database at {parts.hostname}:{parts.port or 5432} cannot be reached "
+            f"The PostgreSQL database at {address.server} cannot be reached "
             f"({' '.join(str(error).split())}): check that it runs and that the URL is right."
         ) from error
-    database.execute(f'SET search_path TO "{schema}"'.encode())
+    database.execute(f'SET search_path TO "{address.schema}"'.encode())
     return database

@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +55,10 @@ class Trusting:
     def get(self, digest: Digest) -> bytes | None:
         """Fetch a blob."""
         return self._view.get(digest)
+
+    def flaws(self) -> Sequence[str]:
+        """Pass on what the database finds damaged."""
+        return self._view.flaws()
 
     def close(self) -> None:
         """Look no more."""
@@ -125,10 +130,11 @@ async def fill(store: JournalStore, clock: Clock, hand: Hand) -> list[Entry]:
 async def _tried(setting: Setting, ground: Ground, scene: Scene, examiner: Examiner) -> Result:
     untouched = await examiner.report()
     wrong = clean(untouched, scene)
-    cases = [(seed, tampering) for seed in range(1, (setting.seeds or SEEDS) + 1) for tampering in TAMPERINGS]
-    for done, (seed, tampering) in enumerate(cases, 1):
+    seeds = setting.seeds or SEEDS
+    total = seeds * len(TAMPERINGS)
+    for done, (seed, tampering) in enumerate(product(range(1, seeds + 1), TAMPERINGS), 1):
         wrong += await _case(seed, tampering, scene, examiner)
-        setting.progress(done, len(cases), name(tampering))
+        setting.progress(done, total, name(tampering))
     counts = {
         "kinds_of_tampering": len(TAMPERINGS),
         "events": untouched.events,
@@ -136,7 +142,7 @@ async def _tried(setting: Setting, ground: Ground, scene: Scene, examiner: Exami
         "checkpoints": untouched.checkpoints,
         "uncovered_events": untouched.uncovered_events,
     }
-    return result("tamper", ground.kind, len(cases), wrong, counts)
+    return result("tamper", ground.kind, total, wrong, counts)
 
 
 def clean(report: Report, scene: Scene) -> list[str]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -85,6 +86,17 @@ def checkpoint_file(folder: Path, store_id: str) -> Path:
     return folder / f"{store_id}.jsonl"
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a checkpointer asks of the machine: to let some seconds pass, and to bring a file to its disk."""
+
+    pause: Callable[[float], None] = time.sleep
+    sync: Callable[[int], None] = os.fsync
+
+
+THIS_MACHINE: Final = Machine()
+
+
 class Checkpointer:
     """Notes what a store commits, and writes a checkpoint at once, every so often, and at each session's end.
 
@@ -101,14 +113,14 @@ class Checkpointer:
         *,
         every_events: int = 1000,
         every_seconds: float = 60.0,
-        pause: Callable[[float], None] = time.sleep,
+        machine: Machine = THIS_MACHINE,
     ) -> None:
         self._path = checkpoint_file(folder, store_id)
         self._key_path = key_path
         self._store_id = store_id
         self._now = now
         self._every_events = every_events
-        self._pause = pause
+        self._machine = machine
         self.every_seconds = every_seconds
         self.problem = ""
         self._guard = threading.Lock()
@@ -172,9 +184,11 @@ class Checkpointer:
                 key=key.public,
             )
             signature = key.sign(checkpoint.signed_bytes())
-            _write_whole(file, msgspec.structs.replace(checkpoint, signature=signature).line() + b"\n")
+            _write_whole(
+                file, msgspec.structs.replace(checkpoint, signature=signature).line() + b"\n", self._machine.sync
+            )
         if last is None:
-            _sync_folder(self._path.parent)
+            _sync_folder(self._path.parent, self._machine.sync)
 
     @contextmanager
     def _locked(self, pauses: int) -> Generator[int]:
@@ -184,7 +198,7 @@ class Checkpointer:
             for _ in range(pauses):
                 if _is_ours(file):
                     break
-                self._pause(PAUSE_SECONDS)
+                self._machine.pause(PAUSE_SECONDS)
             else:
                 raise LockedOut("another process has kept it locked")
             yield file
@@ -231,23 +245,23 @@ def _number(file: int, last: bytes | None) -> int:
     return checkpoint.number if checkpoint else os.pread(file, os.fstat(file).st_size, 0).count(b"\n")
 
 
-def _write_whole(file: int, line: bytes) -> None:
+def _write_whole(file: int, line: bytes, sync: Callable[[int], None]) -> None:
     """Write a line and sync it; if that fails, take back what was written of it."""
     before = os.fstat(file).st_size
     try:
         rest = memoryview(line)
         while rest:
             rest = rest[os.write(file, rest) :]
-        os.fsync(file)
+        sync(file)
     except OSError:
         os.ftruncate(file, before)
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
     """Make a new file's name durable too."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(file)
+        sync(file)
     finally:
         os.close(file)

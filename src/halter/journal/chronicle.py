@@ -3,8 +3,11 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from halter.core.errors import StoreUnusable
 from halter.journal.checkpoints import FIRST, Checkpoint, checkpoint_file, line_digest, parsed
+from halter.journal.engine import View
 from halter.journal.keys import is_signed
+from halter.journal.meta import store_id, words
 from halter.journal.report import Finding, Kind, finding
 
 
@@ -13,12 +16,14 @@ class Chronicle:
 
     `claims` has, for each stream, the hashes that its events had when they were checkpointed, as hexadecimal
     digits. Only what is properly signed counts. `number` is that of the last line, as far as it can be told, and
-    `begins_at` the time of the first one.
+    `begins_at` the time of the first one. `absent` tells whether there was nothing that could be read.
     """
 
     def __init__(self) -> None:
         self.claims: dict[str, dict[int, str]] = {}
         self.findings: list[Finding] = []
+        self.notes: list[str] = []
+        self.absent = False
         self.count = 0
         self.number = 0
         self.torn = False
@@ -27,6 +32,35 @@ class Chronicle:
     def covered(self, stream: str) -> int:
         """Tell up to which event a stream is vouched for."""
         return max(self.claims.get(stream, ()), default=0)
+
+
+def chronicle_of(view: View, folder: Path, trusted: Collection[str] = ()) -> Chronicle:
+    """Read the checkpoints of a store that may be written to meanwhile.
+
+    Whoever compares the store with them must look at it afterwards: checkpoints that are newer than what is looked
+    at would say that its end was cut off. And only events that were there before can be missing their checkpoints.
+    """
+    begun = bool(view.ask("any_event", {}))
+    try:
+        name = store_id(words(view.ask("meta", {})), "that is examined")
+        chronicle = read_chronicle(folder, name, trusted)
+    except (OSError, ValueError, StoreUnusable) as error:
+        return _absent(folder, error, begun=begun)
+    if not trusted:
+        chronicle.notes.append("The checkpoints were checked against the keys that they name themselves.")
+    if chronicle.torn:
+        chronicle.notes.append("The last checkpoint was cut off in the middle of being written, as a crash does it.")
+    return chronicle
+
+
+def _absent(folder: Path, error: Exception, *, begun: bool) -> Chronicle:
+    chronicle = Chronicle()
+    chronicle.absent = True
+    if begun:
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+        what = f"No checkpoints of the store can be read in {folder} ({reason})."
+        chronicle.findings.append(finding("checkpoint_missing", "", 0, what))
+    return chronicle
 
 
 def read_chronicle(folder: Path, store_id: str, trusted: Collection[str] = ()) -> Chronicle:

@@ -4,18 +4,19 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from halter.core.errors import RowRefused, StoreError, StoreUnavailable, StoreUnusable
 from halter.journal.engine import Conflict
-from halter.journal.sqlite import REFUSED
+from halter.journal.sqlite_words import REFUSED
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 SCHEMA: Final = "halter"
+LAST_PORT: Final = 65_535
 
 # A server that is gone without a word is noticed within half a minute. The URL may say otherwise.
 _PATIENCE: Final = {
@@ -32,7 +33,7 @@ class Address:
     """Where a store is: what libpq has to know, the schema, and how to name the place to people."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        parts = _parts(url)
         given = parse_qsl(parts.query, keep_blank_values=True)
         self.schema = dict(given).get("schema", SCHEMA)
         rest = urlencode([(name, value) for name, value in given if name != "schema"], quote_via=quote)
@@ -47,19 +48,46 @@ class Address:
             )
 
 
-def _understood(url: str) -> dict[str, str]:
-    """Take a URL apart as libpq does; what is wrong with it is said without repeating it, for it holds a password."""
-    if urlsplit(url).netloc.count("@") > 1:
+_FORM: Final = (
+    "write it as postgresql://user:password@host:5432/database, with special characters of the password written as "
+    "%40 and the like."
+)
+
+
+def _parts(url: str) -> SplitResult:
+    """Take a URL apart; what is wrong with it is said without repeating it, for it may hold a password."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise StoreUnusable(f"The PostgreSQL address cannot be read: {_FORM}") from None
+    if parts.netloc.count("@") > 1:
         raise StoreUnusable(
             "The PostgreSQL address holds more than one @: write one that is part of a password as %40."
         )
+    return parts
+
+
+def _understood(url: str) -> dict[str, str]:
+    """Read a URL as libpq does, and refuse what it would only stumble over when it connects."""
     try:
-        return {name: str(value) for name, value in conninfo_to_dict(url).items()}
+        params = {name: str(value) for name, value in conninfo_to_dict(url).items()}
     except psycopg.ProgrammingError:
-        raise StoreUnusable(
-            "The PostgreSQL address cannot be read: write it as postgresql://user:password@host:5432/database, "
-            "with special characters of the password written as %40 and the like."
-        ) from None
+        unknown = [name for name, _ in parse_qsl(urlsplit(url).query) if name not in _keywords()]
+        if unknown:
+            raise StoreUnusable(
+                f"The PostgreSQL address sets {unknown[0]!r}, which PostgreSQL does not know: leave it out."
+            ) from None
+        raise StoreUnusable(f"The PostgreSQL address cannot be read: {_FORM}") from None
+    if not params.keys() & {"host", "hostaddr", "dbname", "service"}:
+        raise StoreUnusable(f"The PostgreSQL address names neither a server nor a database: {_FORM}")
+    for port in filter(None, params.get("port", "").split(",")):
+        if not (port.isascii() and port.isdigit() and 0 < int(port) <= LAST_PORT):
+            raise StoreUnusable(f"The PostgreSQL address has no port number from 1 to {LAST_PORT}: {_FORM}")
+    return params
+
+
+def _keywords() -> set[str]:
+    return {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
 
 
 class Line:
@@ -158,6 +186,11 @@ _FULL_HOUSE: Final = (
     "stays so."
 )
 _WITHOUT_CODE: Final = (
+    _Case(
+        ("connection is bad: invalid", "bad value for"),
+        StoreUnusable,
+        "The address of PostgreSQL at {server} asks for something that cannot be ({text}). Correct it.",
+    ),
     _Case(("too many", "connection slots"), StoreUnavailable, _FULL_HOUSE),
     _Case(
         ("starting up", "shutting down"),
@@ -223,7 +256,12 @@ _WITH_CODE: Final = (
         StoreUnusable,
         "The database {place} is damaged ({text}). Restore it from a backup, or name another one.",
     ),
-    _Case(("",), StoreUnusable, "The database {place} did not understand what was asked of it ({text})."),
+    _Case(
+        ("",),
+        StoreUnusable,
+        "The database {place} did not understand what was asked of it ({text}). If somebody changed its tables by "
+        "hand, restore it from a backup.",
+    ),
 )
 
 
@@ -233,7 +271,7 @@ def in_words(error: psycopg.Error, address: Address) -> StoreError | Conflict:
     Why a connection could not be made is told by libpq in words only; what is not among them may well pass.
     """
     text = re.sub(r"\s+", " ", error.diag.message_primary or str(error)).strip()
-    if isinstance(error, psycopg.OperationalError) and not error.sqlstate:
+    if not error.sqlstate and (isinstance(error, psycopg.OperationalError) or text.startswith("bad value for")):
         case = next(case for case in _WITHOUT_CODE if any(word in text for word in case.signs))
     else:
         code = error.sqlstate or ("22" if isinstance(error, psycopg.DataError) else "")

@@ -86,9 +86,9 @@ class _Search:
         self._breaks = breaks
         self._view = view
         edges = [place for gap in gaps for place in ((gap.stream, gap.first), (gap.stream, gap.last))]
-        places = [*(broken.place for broken in breaks), *edges]
+        places = [broken.place for broken in breaks]
         hashes = [START, *(seen for broken in breaks for seen in (broken.previous, broken.event.hash))]
-        self._places = list(dict.fromkeys(places))[:PLACES]
+        self._places = list(dict.fromkeys((*_begins(breaks)[: PLACES // 2], *edges, *places)))[:PLACES]
         self._hashes = list(dict.fromkeys(hashes))[:HASHES]
         self._tries = TRIES
         self._lookups = LOOKUPS
@@ -149,6 +149,14 @@ class _Search:
         rows = self._view.ask("same_hash", {"hash": broken.event.hash, "limit": 2})
         others = [place for row in rows if (place := (row["stream"], row["seq"])) != broken.place]
         return others[0] if others else None
+
+
+def _begins(breaks: Sequence[Break]) -> list[Place]:
+    """List where runs of broken events begin: whoever finds where the first of a run came from has found them all."""
+    places = [broken.place for broken in breaks]
+    return [
+        place for place, (stream, seq) in zip(places, [("", 0), *places], strict=False) if place != (stream, seq + 1)
+    ]
 
 
 def _onward(run: tuple[Place, Place] | None, broken: Break) -> Place | None:

@@ -6,7 +6,7 @@ An engine is synchronous and knows nothing of asyncio; `JournalStore` runs it in
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from halter.core.errors import LeaseLost, StoreUnavailable
+from halter.core.errors import LeaseLost, RowRefused, StoreUnavailable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.ports import Beat, Change, Committed, Lease, Stored, Write
 from halter.core.row import Row, RowKey
@@ -40,6 +40,10 @@ class View(Protocol):
 
     def get(self, digest: Digest) -> bytes | None:
         """Return a blob, if it is there."""
+        ...
+
+    def flaws(self) -> Sequence[str]:
+        """Tell what the database itself finds damaged, such as an index that does not fit its table."""
         ...
 
     def close(self) -> None:
@@ -133,6 +137,7 @@ def run(
 
     A lost lease is the answer of its own write only. Any other error undoes all of them.
     """
+    refused = False
     for _ in range(RETRIES):
         engine.begin(wait=wait)
         done = False
@@ -140,6 +145,12 @@ def run(
             answers = _together(engine, writes, apply, salt)
             done = True
         except Conflict:
+            continue
+        except RowRefused:
+            # A row that another process inserted between two looks can make a decision that no row fits: look again.
+            if refused:
+                raise
+            refused = True
             continue
         finally:
             if not done:

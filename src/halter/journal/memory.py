@@ -5,11 +5,13 @@ from typing import Any
 
 import msgspec
 
+from halter.core.errors import BlobMissing
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.ports import Beat, Change, Lease, Stored
 from halter.core.row import Row, RowKey
 from halter.core.rows import FREE, SessionRow
 from halter.journal.apply import Changes
+from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.engine import PROJECTIONS, View
 from halter.journal.sqlite import LEASE, SqliteEngine
 
@@ -30,9 +32,10 @@ class MemoryEngine:
         self._streams: dict[StreamId, list[Stored]] = {}
         self._keys: dict[str, list[tuple[StreamId, int]]] = {}
         self._blobs: dict[Digest, bytes] = {}
+        self._put_at: dict[Digest, int] = {}
         self._erased: dict[StreamId, int] = {}
         self._alive: dict[WorkerId, int] = {}
-        self._lapsed: set[WorkerId] = set()
+        self._lapsed: dict[WorkerId, int] = {}
         self._snapshots: dict[SessionId, tuple[int, bytes]] = {}
         self._mirror: SqliteEngine | None = None
         self._unmirrored = Unmirrored()
@@ -59,6 +62,9 @@ class MemoryEngine:
 
     def save(self, changes: Changes) -> None:
         """Put all changes in place; nothing can fail half-way."""
+        for digest in named_blobs(changes.events):
+            if digest not in self._blobs:
+                raise BlobMissing(without_blob(digest, "in memory"))
         for row in (*changes.inserts, *changes.updates):
             self._put(row)
         for key in changes.deletes:
@@ -82,20 +88,24 @@ class MemoryEngine:
 
     def _erase(self, stream: StreamId, through: int) -> None:
         events = self._streams.get(stream, [])
-        named = {event.blob for event in events if event.seq <= through and event.blob}
-        others = {
-            event.blob
-            for name, kept in self._streams.items()
-            for event in kept
-            if event.blob in named and event.seq > self._erased.get(name, 0)
-        }
-        for digest in named - others:
+        gone = {event.blob for event in events if event.seq <= through and event.blob} - self._named()
+        for digest in gone:
             self._blobs.pop(digest, None)
         self._snapshots.pop(session_of(stream) or SessionId(""), None)
         self._streams[stream] = [
             msgspec.structs.replace(event, body=None, salt=None) if event.seq <= through else event for event in events
         ]
         self._forget_mirror()
+
+    def _named(self) -> set[Digest]:
+        """Tell which blobs an event names whose body is not erased, or a session as its definition."""
+        by_sessions = {Digest(row.definition) for row in self._session_rows()}
+        return by_sessions | {
+            event.blob
+            for stream, kept in self._streams.items()
+            for event in kept[self._erased.get(stream, 0) :]
+            if event.blob is not None
+        }
 
     def commit(self) -> None:
         """Nothing to sync."""
@@ -133,15 +143,14 @@ class MemoryEngine:
         now = self._renew(worker)
         owned = {SessionId(row.session): row for row in self._session_rows() if row.owner == worker}
         self._snapshots.update({session: (now, snapshots[session]) for session in owned if session in snapshots})
-        if worker not in self._lapsed:
+        if self._lapsed.get(worker, 0) + self._lease < now:
             return Beat(now)
-        self._lapsed.discard(worker)
         return Beat(now, frozenset(Lease(session, worker, row.generation) for session, row in owned.items()))
 
     def _renew(self, worker: WorkerId) -> int:
         now = self.now()
         if self._alive.get(worker, now) < now:
-            self._lapsed.add(worker)
+            self._lapsed[worker] = now
         self._alive[worker] = now + self._lease
         return now
 
@@ -172,12 +181,13 @@ class MemoryEngine:
                 (changes.inserts if old is None else changes.updates).append(new)
             elif old is not None:
                 changes.deletes.append(key)
-        mirror.save(changes)
+        mirror.write(changes)
         mirror.commit()
 
     def put(self, digest: Digest, data: bytes) -> None:
         """Keep a blob."""
         self._blobs[digest] = data
+        self._put_at[digest] = self.now()
         if self._mirror is not None:
             self._mirror.put(digest, data)
 
@@ -203,7 +213,11 @@ class MemoryEngine:
         self._forget_mirror()
 
     def scrub(self) -> bool:
-        """Nothing lingers in memory."""
+        """Drop blobs that nothing names; nothing else lingers in memory."""
+        named, before = self._named(), self.now() - UNNAMED_FOR
+        for digest in [digest for digest in self._blobs if digest not in named and self._put_at[digest] < before]:
+            del self._blobs[digest]
+        self._forget_mirror()
         return True
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:

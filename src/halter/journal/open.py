@@ -43,7 +43,9 @@ def open_engine(url: str, *, clock: Clock, ids: Ids, lease: int = LEASE) -> Engi
 
 def masked(url: str) -> str:
     """Write a URL without its passwords, for people and for logs."""
-    without = re.sub(r"(//[^:/?#]*):.*@", r"\1:***@", url)
+    without = re.sub(
+        r"^([a-z][a-z0-9+.-]*://)?([^:/?#]*):(?!//).*@", r"\1\2:***@", url, flags=re.IGNORECASE | re.DOTALL
+    )
     return re.sub(r"(password=)[^&]*", r"\1***", without, flags=re.IGNORECASE)
 
 
@@ -59,7 +61,9 @@ def _postgres(url: str, new_id: Callable[[], str], lease: int) -> Engine:
 
 def _file(rest: str) -> str:
     """Find the file that is meant, and make a folder for it that only its owner can look into."""
-    path = Path(f"/{rest.lstrip('/')}" if rest.startswith("//") else rest).expanduser()
+    path = _path(rest)
+    if path.is_dir():
+        raise StoreUnusable(f"The store {path} is a folder: name a file in it, such as {path / 'halter.db'}.")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -71,10 +75,20 @@ def _file(rest: str) -> str:
     return str(path)
 
 
+def _path(rest: str) -> Path:
+    """Read what follows the scheme; a NUL or an unknown user's home make no path."""
+    if "\0" in rest:
+        raise StoreUnusable("The name of the store holds a NUL character, which no file can have: name another file.")
+    try:
+        return Path(f"/{rest.lstrip('/')}" if rest.startswith("//") else rest).expanduser()
+    except RuntimeError as error:
+        raise StoreUnusable(f"The store {rest} names a home folder that is not known: write the whole path.") from error
+
+
 def is_there(url: str) -> bool:
     """Tell whether a store that is a file exists; what is behind a server is asked by opening it."""
     found = _SCHEME.fullmatch(url)
     scheme, rest = (found[1].lower(), found[2]) if found else ("", url)
     if scheme not in {"", "sqlite"}:
         return True
-    return Path(f"/{rest.lstrip('/')}" if rest.startswith("//") else rest).expanduser().exists()
+    return _path(rest).exists()

@@ -10,17 +10,19 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from halter.core.errors import RowRefused, StoreUnavailable, StoreUnusable
+from halter.core.errors import BlobMissing, RowRefused, StoreUnavailable, StoreUnusable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.ports import EVERY_STREAM, Beat, Change, Lease, Stored
 from halter.core.row import Row, RowKey, lock_order
 from halter.core.rows import TABLES
 from halter.journal.apply import Changes
 from halter.journal.batches import Bytes, Texts, append, columns, statements, teach
+from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.connection import Address, Connection, Line, connected, together, translated
 from halter.journal.engine import PROJECTIONS, Busy, Conflict, View
+from halter.journal.meta import schema_version, store_id, words
 from halter.journal.queries import for_psycopg, load, migrations, row_statements
-from halter.journal.sqlite import LEASE, event_columns, refuse_newer, stored
+from halter.journal.sqlite import LEASE, event_columns, stored
 
 PATIENCE: Final = "10s"
 """How long a lock is waited for, and how long a writer that stands still may keep its locks."""
@@ -96,7 +98,13 @@ class PostgresEngine:
         return self._now
 
     def save(self, changes: Changes) -> None:
-        """Keep the changes until the commit, so that all travel together."""
+        """Keep the changes until the commit, so that all travel together; only blobs must be looked for first."""
+        digests = named_blobs(changes.events)
+        if digests:
+            with self._writer.use() as connection:
+                missing = connection.execute(self._sql["missing_blobs"], {"digests": Texts(digests)}).fetchall()
+            if missing:
+                raise BlobMissing(without_blob(missing[0][0], self._address.place))
         self._unsaved = changes
 
     def commit(self) -> None:
@@ -126,7 +134,7 @@ class PostgresEngine:
         connection.execute(append().insert, [*events, self._address.schema, Texts(told)])
         for erase in changes.erasures:
             params = {"stream": erase.stream, "through": erase.through, "session": session_of(erase.stream)}
-            for name in ("erase_blobs", "erase_bodies", "erase_snapshot"):
+            for name in ("keep_blobs", "erase_blobs", "erase_bodies", "erase_snapshot"):
                 connection.execute(self._sql[name], params)
 
     def _insert(self, connection: Connection, rows: Sequence[Row]) -> None:
@@ -171,11 +179,10 @@ class PostgresEngine:
                 connection.execute(self._sql["snapshots"], {"worker": worker, "at": now, **kept})
             if not lapsed:
                 return Beat(now)
-            connection.execute(self._sql["told_of_lapse"], {"worker": worker})
             owned = connection.execute(self._sql["owned"], {"worker": worker})
             return Beat(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
 
-    def _renew(self, connection: Connection, worker: WorkerId) -> tuple[int, int]:
+    def _renew(self, connection: Connection, worker: WorkerId) -> tuple[int, bool]:
         now, lapsed = connection.execute(self._sql["renew"], {"worker": worker, "lease": self._lease}).fetchall()[0]
         return now, lapsed
 
@@ -215,7 +222,11 @@ class PostgresEngine:
             raise StoreUnusable(message) from error
 
     def scrub(self) -> bool:
-        """Promise nothing: the server reuses the room of old rows and of its log in its own time."""
+        """Drop blobs that nothing names; the server reuses the room of old rows and of its log in its own time."""
+        with self._transaction() as connection:
+            now = _one(connection.execute(self._sql["now"]))
+            connection.execute(self._sql["keep_blobs"])
+            connection.execute(self._sql["sweep_blobs"], {"before": now - UNNAMED_FOR})
         return False
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
@@ -265,17 +276,21 @@ class PostgresEngine:
             if not _one(connection.execute(self._sql["schema_exists"], {"schema": schema})):
                 connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
             connection.execute(self._sql["meta"])
-            found = connection.execute(self._sql["schema_version"]).fetchone()
-            version = int(found[0]) if found else 0
-            refuse_newer(version, known[-1][0], self._address.place)
+            version = self._schema_version(connection, known[-1][0])
             for number, script in known:
                 if number > version:
                     connection.execute(script.encode(), prepare=False)
-            words = {"store": new_id()} if version == 0 else {}
+            news = {"store": new_id()} if version == 0 else {}
             if version < known[-1][0]:
-                words["schema"] = str(known[-1][0])
-            for name, value in words.items():
+                news["schema"] = str(known[-1][0])
+            for name, value in news.items():
                 connection.execute(self._sql["remember"], {"name": name, "value": value})
+            store_id(words(_answers(connection, "meta", {})), self._address.place)
+
+    def _schema_version(self, connection: Connection, known: int) -> int:
+        said = words(_answers(connection, "meta", {}))
+        others = _one(connection.execute(self._sql["has_tables"], {"schema": self._address.schema}))
+        return schema_version(said, known, self._address.place, tables=others)
 
     def _refuse_encoding(self, encoding: str) -> None:
         if encoding != "UTF8":
@@ -317,6 +332,10 @@ class PostgresView:
         """Return a blob, if it is there."""
         with translated(self._address):
             return _blob(self._connection, digest)
+
+    def flaws(self) -> Sequence[str]:
+        """Tell nothing: a server looks after its own pages, and says so when it reads a damaged one."""
+        return []
 
     def close(self) -> None:
         """End the transaction with the connection."""

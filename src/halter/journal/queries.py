@@ -1,7 +1,8 @@
 """SQL lives in `.sql` files, each query named and described there; this reads them."""
 
 import re
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Final
@@ -27,6 +28,16 @@ def migrations(dialect: str) -> tuple[tuple[int, str], ...]:
     folder = files("halter.journal.sql").joinpath(dialect)
     names = sorted(entry.name for entry in folder.iterdir() if re.match(r"\d{4}_", entry.name))
     return tuple((int(name[:4]), folder.joinpath(name).read_text("utf-8")) for name in names)
+
+
+def statements(script: str) -> Iterator[str]:
+    """Split a migration at its semicolons."""
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            yield pending
+            pending = ""
 
 
 def for_psycopg(sql: str) -> str:

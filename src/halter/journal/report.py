@@ -6,6 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 Kind = Literal[
+    "damaged",
     "edited",
     "deleted",
     "inserted",
@@ -28,11 +29,19 @@ Kind = Literal[
 ]
 
 
+_DAMAGED: Final = (
+    "Keep a copy, and restore it from a backup; where only an index is named, `sqlite3 FILE REINDEX` makes it anew."
+)
 _WRITER: Final = "Compare the store with a backup, and find out who can write to it besides Halter."
 _BACKUP: Final = "Restore it from a backup."
+_COPIED: Final = (
+    f"{_WRITER} If the store is a copy of another, or another is a copy of it, both have the same id, and what one "
+    "signs contradicts the other: give each its own folder of checkpoints with HALTER_CHECKPOINTS."
+)
 _CHECKPOINT: Final = "Compare the checkpoints with a copy, and find out who can write to their folder."
 
 ADVICE: Final[Mapping[Kind, str]] = {
+    "damaged": _DAMAGED,
     "edited": _WRITER,
     "deleted": _WRITER,
     "inserted": _WRITER,
@@ -46,9 +55,9 @@ ADVICE: Final[Mapping[Kind, str]] = {
     "blob_missing": _BACKUP,
     "blob_altered": _BACKUP,
     "row": "Find out who can write to the store besides Halter, and rebuild the rows from the events.",
-    "rewritten": _WRITER,
-    "cut": _WRITER,
-    "dropped": _WRITER,
+    "rewritten": _COPIED,
+    "cut": _COPIED,
+    "dropped": _COPIED,
     "checkpoint_altered": _CHECKPOINT,
     "checkpoint_key": _CHECKPOINT,
     "checkpoint_missing": "Check the folder; if it is the right one, they were removed, or the store's id was changed.",

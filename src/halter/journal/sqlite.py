@@ -2,61 +2,39 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from halter.core.clock import SECOND
 from halter.core.codec import decode
-from halter.core.errors import RowRefused, StoreError, StoreUnavailable, StoreUnusable
+from halter.core.errors import BlobMissing, RowRefused, StoreUnusable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.ports import Beat, Change, Lease, Stored
 from halter.core.row import Row, RowKey
 from halter.journal.apply import Changes
+from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.engine import PROJECTIONS, Busy, View
-from halter.journal.queries import load, migrations, row_statements
+from halter.journal.meta import schema_version, store_id, words
+from halter.journal.queries import load, migrations, row_statements, statements
+from halter.journal.sqlite_file import (
+    LOCK_SECONDS,
+    LOOK_SECONDS,
+    may_only_be_read,
+    open_connection,
+    open_to_read,
+    tables,
+)
 from halter.journal.sqlite_view import SqliteView, answers, blob
+from halter.journal.sqlite_words import damaged, in_words, unwritable
 
 OLDEST_SQLITE: Final = (3, 37, 0)
-PAGE_BYTES: Final = 2048
-"""SQLite writes whole pages: with small ones, a lone step writes half as much as with the usual 4096."""
-
-LOCK_SECONDS: Final = 10.0
-LOOK_SECONDS: Final = 0.002
 SCRUBS: Final = 50
 """How often the log is tried to be cut off while others read it: for a tenth of a second, since nobody else writes."""
 
 LEASE: Final = 15 * SECOND
-REFUSED: Final = "Nothing of its write was kept; the program has a mistake, or somebody changed rows by hand."
-
-
-def open_connection(path: str, *, uri: bool = False) -> sqlite3.Connection:
-    """Open a connection whose commits survive a power cut."""
-    connection = sqlite3.connect(
-        path, isolation_level=None, check_same_thread=False, cached_statements=256, uri=uri, timeout=LOCK_SECONDS
-    )
-    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-    _write_ahead(connection)
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA secure_delete = ON")
-    return connection
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch to WAL. Of several processes that do so on a new file at once, SQLite refuses some without waiting."""
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
-                raise
-            time.sleep(LOOK_SECONDS)
-        else:
-            return
 
 
 class SqliteEngine:
@@ -73,25 +51,37 @@ class SqliteEngine:
         connect: Callable[[str], sqlite3.Connection] = open_connection,
     ) -> None:
         self._path = path
-        self._connect = connect
+        self._read_only = may_only_be_read(path)
+        self._connect = open_to_read if self._read_only else connect
         self._clock = now
         self._lock_seconds = lock_seconds
         self._lease = lease
+        self._sql = load("sqlite/engine.sql")
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             message = f"SQLite {sqlite3.sqlite_version} is too old: Halter needs 3.37. Use a newer Python build."
             raise StoreUnusable(message)
         with self._translated():
-            self._connection = connect(path)
+            self._connection = self._reader = self._connect(path)
+        try:
+            self._make_ready(new_id)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_ready(self, new_id: Callable[[], str]) -> None:
+        with self._translated():
             self._connection.execute("PRAGMA busy_timeout = 0")
             self._migrate(new_id)
-            self._reader = self._connection if path == ":memory:" else connect(path)
-            self._reader.row_factory = None
-        self._sql = load("sqlite/engine.sql")
+            store_id(words(answers(self._connection, "meta", {})), self._path)
+            if self._path != ":memory:":
+                self._reader = self._connect(self._path)
         self._version = self._data_version()
         self._position = self._last_position()
 
     def begin(self, *, wait: bool = True) -> None:
         """Take the one write lock of the file, waiting for other processes if that is wanted."""
+        if self._read_only:
+            raise unwritable(self._path)
         looks = round(self._lock_seconds / LOOK_SECONDS) if wait else 0
         for _ in range(looks):
             if self._locked() is None:
@@ -138,7 +128,15 @@ class SqliteEngine:
         return self._clock()
 
     def save(self, changes: Changes) -> None:
-        """Write all changes into the open transaction."""
+        """Write all changes into the open transaction, if the blobs that they name are there."""
+        with self._translated():
+            for digest in named_blobs(changes.events):
+                if self._connection.execute(self._sql["has_blob"], {"digest": digest}).fetchone() == (0,):
+                    raise BlobMissing(without_blob(digest, self._path))
+        self.write(changes)
+
+    def write(self, changes: Changes) -> None:
+        """Write all changes as they are: a mirror is given what was accepted elsewhere."""
         with self._translated():
             execute = self._connection.execute
             for row in changes.inserts:
@@ -192,7 +190,6 @@ class SqliteEngine:
                 execute(self._sql["snapshot"], {"worker": worker, "session": session, "at": now, "data": data})
             if renewed == [(0,)]:
                 return Beat(now)
-            execute(self._sql["told_of_lapse"], {"worker": worker})
             owned = execute(self._sql["owned"], {"worker": worker}).fetchall()
             return Beat(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
 
@@ -204,7 +201,7 @@ class SqliteEngine:
     def put(self, digest: Digest, data: bytes) -> None:
         """Keep a blob."""
         with self._transaction() as execute:
-            execute(self._sql["put"], {"digest": digest, "data": data})
+            execute(self._sql["put"], {"digest": digest, "data": data, "at": self.now()})
 
     def get(self, digest: Digest) -> bytes | None:
         """Return a blob, if it is there."""
@@ -237,7 +234,9 @@ class SqliteEngine:
             raise StoreUnusable(message) from error
 
     def scrub(self) -> bool:
-        """Move all pages out of the write-ahead log and cut it off; a reader elsewhere can be in the way of that."""
+        """Drop blobs that nothing names, and cut off the write-ahead log; a reader elsewhere can be in its way."""
+        with self._transaction() as execute:
+            execute(self._sql["sweep_blobs"], {"before": self.now() - UNNAMED_FOR})
         with self._translated():
             for _ in range(SCRUBS):
                 busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -253,7 +252,8 @@ class SqliteEngine:
         if version == self._version:
             return []
         self._version = version
-        rows = self._reader.execute(self._sql["grown"], {"position": self._position}).fetchall()
+        with self._translated():
+            rows = self._reader.execute(self._sql["grown"], {"position": self._position}).fetchall()
         self._position = max((row[2] for row in rows), default=self._position)
         return [Change(StreamId(row[0]), row[1]) for row in rows]
 
@@ -265,26 +265,42 @@ class SqliteEngine:
             self._connection.close()
 
     def _data_version(self) -> int:
-        return self._reader.execute("PRAGMA data_version").fetchone()[0]
+        with self._translated():
+            return self._reader.execute("PRAGMA data_version").fetchone()[0]
 
     def _last_position(self) -> int:
-        return self._reader.execute("SELECT COALESCE(MAX(position), 0) FROM events").fetchone()[0]
+        with self._translated():
+            return self._reader.execute("SELECT COALESCE(MAX(position), 0) FROM events").fetchone()[0]
 
     def _migrate(self, new_id: Callable[[], str]) -> None:
         known = migrations("sqlite")
+        last = known[-1][0]
+        if self._read_only:
+            self._refuse_older(last)
+            return
         with self._transaction() as execute:
             execute("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
-            row = execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
-            version = int(row[0]) if row else 0
-            refuse_newer(version, known[-1][0], self._path)
+            version = self._schema_version(last)
             for number, script in known:
                 if number > version:
                     for statement in statements(script):
                         execute(statement)
             if version == 0:
                 execute("INSERT INTO meta VALUES ('store', ?)", (new_id(),))
-            if version < known[-1][0]:
-                execute("INSERT OR REPLACE INTO meta VALUES ('schema', ?)", (str(known[-1][0]),))
+            if version < last:
+                execute("INSERT OR REPLACE INTO meta VALUES ('schema', ?)", (str(last),))
+
+    def _schema_version(self, known: int) -> int:
+        said = words(answers(self._connection, "meta", {}))
+        return schema_version(said, known, self._path, tables=tables(self._connection) != {"meta"})
+
+    def _refuse_older(self, known: int) -> None:
+        version = self._schema_version(known)
+        if version < known:
+            raise StoreUnusable(
+                f"The store {self._path} has schema {version}, and cannot be brought to {known} where it may only be "
+                "read: copy it into a folder that may be written to, and use the copy."
+            )
 
     @contextmanager
     def _transaction(self) -> Generator[Callable[..., sqlite3.Cursor]]:
@@ -302,56 +318,9 @@ class SqliteEngine:
             yield
         except sqlite3.Error as error:
             raise in_words(error, self._path) from error
-
-
-def in_words(error: sqlite3.Error, path: str) -> StoreError:
-    """Turn SQLite's error into a sentence for the person who can act."""
-    name = getattr(error, "sqlite_errorname", "")
-    text = str(error)
-    if isinstance(error, sqlite3.IntegrityError):
-        return RowRefused(f"The store {path} refused a row ({text}). {REFUSED}")
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return StoreUnavailable(
-            f"The store {path} is locked by another process. "
-            "Nothing was written; it will be tried again. If it stays so, look for a program that keeps it open."
-        )
-    if name.startswith("SQLITE_FULL"):
-        return StoreUnavailable(f"The disk of {path} is full. Nothing was written; free some space and it goes on.")
-    if name.startswith("SQLITE_READONLY"):
-        return StoreUnusable(
-            f"The store {path} cannot be written to: make the file and its folder writable for this user."
-        )
-    if name.startswith("SQLITE_CANTOPEN"):
-        folder = Path(path).parent
-        return StoreUnusable(f"The store {path} cannot be opened: check that {folder} exists and may be written to.")
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return StoreUnusable(
-            f"The store {path} is damaged or not a Halter store ({text}). "
-            "Restore it from a backup, or name another file."
-        )
-    if name.startswith("SQLITE_IOERR"):
-        return StoreUnavailable(f"The disk of {path} failed ({text}). Nothing was written; check the disk.")
-    return StoreUnusable(f"The store {path} did not understand what was asked of it ({text}).")
-
-
-def refuse_newer(version: int, known: int, where: str) -> None:
-    """Leave a store alone that a newer program has changed."""
-    if version > known:
-        message = (
-            f"The store {where} has schema {version}, and this program knows only {known}. "
-            "Nothing was touched; use the newer Halter, or another store."
-        )
-        raise StoreUnusable(message)
-
-
-def statements(script: str) -> Iterator[str]:
-    """Split a migration at its semicolons."""
-    pending = ""
-    for line in script.splitlines(keepends=True):
-        pending += line
-        if sqlite3.complete_statement(pending):
-            yield pending
-            pending = ""
+        except UnicodeDecodeError as error:
+            # Python stumbles over what SQLite says of a damaged table whose name is no text any more.
+            raise damaged(error.object.decode("utf-8", "replace"), self._path) from error
 
 
 def stored(row: Sequence[Any]) -> Stored:

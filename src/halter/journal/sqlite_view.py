@@ -3,12 +3,15 @@
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from halter.core.ids import Digest
 from halter.journal.queries import load
 
 T = TypeVar("T")
+
+FLAWS_TOLD: Final = 20
+"""A damaged index misses many rows, and a few of them tell as much as all."""
 
 
 class SqliteView:
@@ -29,6 +32,11 @@ class SqliteView:
     def get(self, digest: Digest) -> bytes | None:
         """Return a blob, if it is there."""
         return self._read(lambda: blob(self._connection, digest))
+
+    def flaws(self) -> Sequence[str]:
+        """Let SQLite compare its pages and indexes with each other."""
+        found = self._read(lambda: self._connection.execute(f"PRAGMA integrity_check({FLAWS_TOLD})").fetchall())
+        return [str(row[0]) for row in found if row != ("ok",)]
 
     def close(self) -> None:
         """End the transaction with the connection."""

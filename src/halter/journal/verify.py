@@ -13,7 +13,7 @@ from halter.core.events import SessionStarted
 from halter.core.ids import Digest, StreamId
 from halter.core.ports import Stored
 from halter.journal.chain import START, body_digest
-from halter.journal.chronicle import Chronicle, read_chronicle
+from halter.journal.chronicle import Chronicle, chronicle_of
 from halter.journal.diagnose import Break, Gap, diagnose, follows
 from halter.journal.engine import View
 from halter.journal.rebuild import (
@@ -48,16 +48,24 @@ async def verify(
 ) -> Report:
     """Examine the store as it is at this moment, against its checkpoints if their folder is given.
 
-    Without public keys to trust, a checkpoint is only checked against the key that it names itself.
+    Without public keys to trust, a checkpoint is only checked against the key that it names itself. The checkpoints
+    are read first: all that they vouch for was committed by then, and is seen when the store is looked at.
     """
-    return await store.study(lambda view: examine(view, checkpoints_folder, public_keys))
+    if checkpoints_folder is None:
+        return await store.study(examine)
+    chronicle = await store.study(lambda view: chronicle_of(view, checkpoints_folder, public_keys))
+    return await store.study(lambda view: _examined(view, chronicle))
 
 
 def examine(view: View, checkpoints_folder: Path | None = None, public_keys: Collection[str] = ()) -> Report:
-    """Examine one view of a store."""
-    examination = _Examination(view, Chronicle())
-    if checkpoints_folder is not None:
-        examination.read_checkpoints(checkpoints_folder, public_keys)
+    """Examine one view of a store, to which nobody writes if its checkpoints are to be compared."""
+    if checkpoints_folder is None:
+        return _examined(view, None)
+    return _examined(view, chronicle_of(view, checkpoints_folder, public_keys))
+
+
+def _examined(view: View, chronicle: Chronicle | None) -> Report:
+    examination = _Examination(view, chronicle)
     streams = in_order(all_streams(view))
     for stream in streams:
         examination.walk(stream)
@@ -65,11 +73,10 @@ def examine(view: View, checkpoints_folder: Path | None = None, public_keys: Col
 
 
 class _Examination:
-    def __init__(self, view: View, chronicle: Chronicle) -> None:
+    def __init__(self, view: View, chronicle: Chronicle | None) -> None:
         self._view = view
-        self._chronicle = chronicle
-        self._checked: int | None = None
-        self._no_checkpoints = ""
+        self._chronicle = chronicle or Chronicle()
+        self._checked = None if chronicle is None or chronicle.absent else chronicle.count
         self._findings: list[Finding] = []
         self._unkept = 0
         self._breaks: list[Break] = []
@@ -78,27 +85,14 @@ class _Examination:
         self._heads = {row["stream"]: row for row in view.ask("heads", {})}
         self._erased_through = erasures(view)
         self._blobs: dict[str, Kind | None] = {}
-        self._notes: list[str] = []
+        self._notes = [*self._chronicle.notes]
         self._events = 0
         self._erased = 0
         self._uncovered: dict[str, int] = {}
-
-    def read_checkpoints(self, folder: Path, public_keys: Collection[str]) -> None:
-        """Take what the checkpoints claim, and what is wrong with themselves."""
-        store_id = next((row["value"] for row in self._view.ask("meta", {}) if row["name"] == "store"), "")
-        try:
-            self._chronicle = read_chronicle(folder, store_id, public_keys)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            self._no_checkpoints = f"No checkpoints of the store {store_id} can be read in {folder} ({reason})."
-            return
-        self._checked = self._chronicle.count
+        for flaw in view.flaws():
+            self._found("damaged", "", 0, f"SQLite finds the store damaged: {flaw}.")
         for flaw in self._chronicle.findings:
             self._keep(flaw)
-        if not public_keys:
-            self._notes.append("The checkpoints were checked against the keys that they name themselves.")
-        if self._chronicle.torn:
-            self._notes.append("The last checkpoint was cut off in the middle of being written, as a crash does it.")
 
     def walk(self, stream: StreamId) -> None:
         """Follow one stream from its first event to its head."""
@@ -197,8 +191,6 @@ class _Examination:
 
     def report(self, streams: Collection[StreamId]) -> Report:
         """Name what was found, compare the rows, and sum up."""
-        if self._no_checkpoints and self._events:
-            self._found("checkpoint_missing", "", 0, self._no_checkpoints)
         for stream in self._chronicle.claims.keys() - set(streams):
             what = f"{stream} had {self._chronicle.covered(stream)} events when it was checkpointed, and now is gone."
             self._found("dropped", stream, 1, what)

@@ -113,6 +113,10 @@ SELECT stream, seq, kind, version, at, generation, key, blob, facts, body, salt,
 FROM events WHERE stream = :stream AND seq >= :seq AND (seq > :seq OR position > :position)
 ORDER BY seq, position LIMIT :limit;
 
+-- name: any_event
+-- Whether anything has happened yet.
+SELECT seq FROM events LIMIT 1;
+
 -- name: same_hash
 -- Where an event and its copies stand.
 SELECT stream, seq FROM events WHERE hash = :hash ORDER BY stream, seq LIMIT :limit;

@@ -50,9 +50,9 @@ SELECT to_regnamespace(quote_ident(:schema)) IS NOT NULL;
 -- What the store says of itself.
 CREATE TABLE IF NOT EXISTS meta (name TEXT COLLATE "C" PRIMARY KEY, value TEXT NOT NULL);
 
--- name: schema_version
--- Which migrations have run.
-SELECT value::bigint FROM meta WHERE name = 'schema';
+-- name: has_tables
+-- Whether a table of ours is there; others may share the schema.
+SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = :schema AND tablename IN ('events', 'streams', 'sessions'));
 
 -- name: remember
 -- A word of the store about itself.
@@ -84,16 +84,13 @@ FROM due WHERE s.session = due.session
 RETURNING s.session, s.generation;
 
 -- name: renew
--- A worker lives on: one row renews all its leases. That they had run out before is kept for its next beat.
+-- A worker lives on: one row renews all its leases. When it noticed that they had run out is kept, and told for as long
+-- as a lease lasts: an answer may be lost.
 INSERT INTO workers (worker, alive_until, lapsed) VALUES (:worker, microseconds() + :lease, 0)
 ON CONFLICT (worker) DO UPDATE SET
-    lapsed = CASE WHEN workers.alive_until < microseconds() THEN 1 ELSE workers.lapsed END,
+    lapsed = CASE WHEN workers.alive_until < microseconds() THEN microseconds() ELSE workers.lapsed END,
     alive_until = microseconds() + :lease
-RETURNING alive_until - :lease AS now, lapsed;
-
--- name: told_of_lapse
--- The worker knows now.
-UPDATE workers SET lapsed = 0 WHERE worker = :worker;
+RETURNING alive_until - :lease AS now, lapsed + :lease >= alive_until - :lease;
 
 -- name: owned
 -- What a worker still owns.
@@ -120,6 +117,10 @@ FROM events WHERE key = ANY(:keys) ORDER BY position;
 -- The bodies and their salts go; the digests stay and keep the chain whole.
 UPDATE events SET body = NULL, salt = NULL WHERE stream = :stream AND seq <= :through;
 
+-- name: keep_blobs
+-- Whoever names a blob that is there waits here for whoever removes some, and the other way round.
+LOCK TABLE blobs IN EXCLUSIVE MODE;
+
 -- name: erase_blobs
 -- Blobs that only erased events name; those of this erasure and of all that were recorded before it.
 WITH named AS (
@@ -132,6 +133,19 @@ WITH named AS (
 DELETE FROM blobs WHERE digest IN (SELECT blob FROM named) AND digest NOT IN (
     SELECT kept.blob FROM events kept LEFT JOIN erased ON erased.stream = kept.stream
     WHERE kept.blob IN (SELECT blob FROM named) AND kept.seq > COALESCE(erased.through, 0)
+) AND digest NOT IN (SELECT definition FROM sessions);
+
+-- name: sweep_blobs
+-- Blobs that nobody has put for a while and that nothing names: no session as its definition, and no event unless it
+-- is erased.
+WITH erased AS (
+    SELECT convert_from(facts, 'UTF8')::json ->> 'stream' AS stream,
+           MAX((convert_from(facts, 'UTF8')::json ->> 'through')::bigint) AS through
+    FROM events WHERE stream = 'fleet' AND kind = 'bodies_erased' GROUP BY 1
+)
+DELETE FROM blobs WHERE put_at < :before AND digest NOT IN (SELECT definition FROM sessions) AND digest NOT IN (
+    SELECT kept.blob FROM events kept LEFT JOIN erased ON erased.stream = kept.stream
+    WHERE kept.blob IS NOT NULL AND kept.seq > COALESCE(erased.through, 0)
 );
 
 -- name: erase_snapshot
@@ -139,8 +153,14 @@ DELETE FROM blobs WHERE digest IN (SELECT blob FROM named) AND digest NOT IN (
 DELETE FROM snapshots WHERE session = :session;
 
 -- name: put
--- A blob, once.
-INSERT INTO blobs (digest, data) VALUES (:digest, :data) ON CONFLICT (digest) DO NOTHING;
+-- A blob, once; that it was put again is noted.
+INSERT INTO blobs (digest, data, put_at) VALUES (:digest, :data, microseconds())
+ON CONFLICT (digest) DO UPDATE SET put_at = GREATEST(blobs.put_at, excluded.put_at);
+
+-- name: missing_blobs
+-- Which of these are not there; those that are stay until the transaction is over.
+WITH kept AS MATERIALIZED (SELECT digest FROM blobs WHERE digest = ANY(:digests) FOR KEY SHARE)
+SELECT wanted FROM unnest(:digests) AS wanted WHERE wanted NOT IN (SELECT digest FROM kept);
 
 -- name: get
 -- A blob.

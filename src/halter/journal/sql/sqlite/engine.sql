@@ -19,15 +19,12 @@ WHERE session IN (
 RETURNING session, generation;
 
 -- name: renew
--- A worker lives on: one row renews all its leases. That they had run out before is kept for its next beat.
+-- A worker lives on: one row renews all its leases. When it noticed that they had run out is kept, and told for as long
+-- as a lease lasts: an answer may be lost.
 INSERT INTO workers (worker, alive_until, lapsed) VALUES (:worker, :now + :lease, 0)
 ON CONFLICT (worker) DO UPDATE SET
-    lapsed = CASE WHEN workers.alive_until < :now THEN 1 ELSE workers.lapsed END, alive_until = excluded.alive_until
-RETURNING lapsed;
-
--- name: told_of_lapse
--- The worker knows now.
-UPDATE workers SET lapsed = 0 WHERE worker = :worker;
+    lapsed = CASE WHEN workers.alive_until < :now THEN :now ELSE workers.lapsed END, alive_until = excluded.alive_until
+RETURNING lapsed + :lease >= :now;
 
 -- name: owned
 -- What a worker still owns.
@@ -70,6 +67,19 @@ WITH named AS (
 DELETE FROM blobs WHERE digest IN (SELECT blob FROM named) AND digest NOT IN (
     SELECT kept.blob FROM events kept LEFT JOIN erased ON erased.stream = kept.stream
     WHERE kept.blob IN (SELECT blob FROM named) AND kept.seq > COALESCE(erased.through, 0)
+) AND digest NOT IN (SELECT definition FROM sessions);
+
+-- name: sweep_blobs
+-- Blobs that nobody has put for a while and that nothing names: no session as its definition, and no event unless it
+-- is erased.
+WITH erased AS (
+    SELECT json_extract(CAST(facts AS TEXT), '$.stream') AS stream,
+           MAX(json_extract(CAST(facts AS TEXT), '$.through')) AS through
+    FROM events WHERE stream = 'fleet' AND kind = 'bodies_erased' GROUP BY 1
+)
+DELETE FROM blobs WHERE put_at < :before AND digest NOT IN (SELECT definition FROM sessions) AND digest NOT IN (
+    SELECT kept.blob FROM events kept LEFT JOIN erased ON erased.stream = kept.stream
+    WHERE kept.blob IS NOT NULL AND kept.seq > COALESCE(erased.through, 0)
 );
 
 -- name: erase_snapshot
@@ -77,8 +87,13 @@ DELETE FROM blobs WHERE digest IN (SELECT blob FROM named) AND digest NOT IN (
 DELETE FROM snapshots WHERE session = :session;
 
 -- name: put
--- A blob, once.
-INSERT INTO blobs (digest, data) VALUES (:digest, :data) ON CONFLICT (digest) DO NOTHING;
+-- A blob, once; that it was put again is noted.
+INSERT INTO blobs (digest, data, put_at) VALUES (:digest, :data, :at)
+ON CONFLICT (digest) DO UPDATE SET put_at = MAX(put_at, excluded.put_at);
+
+-- name: has_blob
+-- Whether a blob is there.
+SELECT EXISTS (SELECT 1 FROM blobs WHERE digest = :digest);
 
 -- name: get
 -- A blob.

@@ -1,0 +1,141 @@
+"""How commands answer: sentences and tables for people, JSON for programs."""
+
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+NARROWEST: Final = 60
+"""Columns of a screen below which a table is never readable."""
+
+FOLDED: Final = 13
+"""The least that a column of ids or of long text is given: half an id."""
+
+FRAME: Final = 3
+"""What a column needs besides its text: a line, and a space on both sides."""
+
+_SPEAKING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: the least width at which none of its words is broken, and the one at which no line is."""
+
+    name: str
+    number: bool
+    least: int
+    most: int
+
+
+def say(sentence: str) -> None:
+    """Answer with a sentence."""
+    _print(Console(highlight=False), sentence)
+
+
+def warn(sentence: str, style: str = "yellow") -> None:
+    """Say a sentence beside the answer. Where nobody can hear it, the exit code must do."""
+    with suppress(OSError):
+        _print(Console(stderr=True, highlight=False), sentence, style)
+
+
+def _print(console: Console, sentence: str, style: str = "") -> None:
+    """Break lines between words on a screen; a file or a program gets the sentence as one line."""
+    console.print(_harmless(sentence), style=style, soft_wrap=not console.is_terminal)
+
+
+def _harmless(text: str) -> Text:
+    """Show what an agent or a tool wrote without letting it speak to the terminal, and what is no text at all."""
+    return Text(_SPEAKING.sub("�", text))
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun: 1 session, 2,000 sessions."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def answer_json(value: object) -> None:
+    """Print a value as JSON; amounts stay integers of micro-dollars, times integers of microseconds."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode() + "\n")
+
+
+def answer_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: str = "",
+    long: str = "",
+    empty: str = "",
+) -> None:
+    """Print a table for people, or where it does not fit the screen, each row as a block of lines.
+
+    `right` names the columns of numbers, `long` those whose words may be broken, `empty` what to say where there
+    is nothing.
+    """
+    if not rows and empty:
+        say(empty)
+        return
+    console = Console()
+    laid_out = [
+        _column(name, [row[place] for row in rows], right.split(), long.split()) for place, name in enumerate(columns)
+    ]
+    room = console.width - 1 - FRAME * len(columns)
+    if console.width >= NARROWEST and room >= sum(column.least for column in laid_out):
+        console.print(_table(title, laid_out, rows, room))
+        return
+    for row in rows:
+        answer_block(title, list(zip(columns, row, strict=True)))
+        title = ""
+
+
+def answer_block(title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """Print facts below each other, each with its name."""
+    block = Table.grid(padding=(0, 1))
+    block.add_column(no_wrap=True, style="bold")
+    block.add_column(overflow="fold")
+    for name, value in facts:
+        if value:
+            block.add_row(name, _harmless(value))
+    console = Console()
+    if title:
+        console.print(_harmless(title), style="italic")
+    console.print(block)
+    console.print()
+
+
+def _column(name: str, cells: Sequence[str], right: Sequence[str], long: Sequence[str]) -> Column:
+    texts = [name, *cells]
+    words = texts if name in right else [word for text in texts for word in text.split()]
+    widest = max(map(cell_len, words), default=0)
+    lines = max(cell_len(line) for text in texts for line in text.splitlines() or [""])
+    return Column(name, name in right, min(widest, FOLDED) if name in long else widest, lines)
+
+
+def _table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> Table:
+    table = Table(title=_harmless(title), title_justify="left", header_style="bold")
+    for column, width in zip(columns, _widths(columns, room), strict=True):
+        justify = "right" if column.number else "left"
+        table.add_column(column.name, justify=justify, overflow="fold", width=width)
+    for row in rows:
+        table.add_row(*map(_harmless, row))
+    return table
+
+
+def _widths(columns: Sequence[Column], room: int) -> list[int]:
+    """Share the room that is left: whoever lacks little gets all of it, the others equal parts of the rest."""
+    widths = [column.least for column in columns]
+    left = room - sum(widths)
+    lacking = sorted(range(len(columns)), key=lambda place: columns[place].most - columns[place].least)
+    for served, place in enumerate(lacking):
+        given = min(columns[place].most - widths[place], left // (len(lacking) - served))
+        widths[place] += given
+        left -= given
+    return widths

@@ -1,0 +1,43 @@
+"""All commands: each group of them has a module of its own, and here they come together."""
+
+from typing import Annotated
+
+import typer
+
+from halter import __version__
+from halter.cli import budget, doctor, drill, journal, look, steer
+from halter.cli.plain import PlainCommand, PlainGroup
+
+
+def tree() -> typer.Typer:
+    """Make the commands, grouped as the help shows them."""
+    app = typer.Typer(name="halter", cls=PlainGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback()(_root)
+    for panel, commands in _PANELS.items():
+        for command in commands:
+            app.command(rich_help_panel=panel, cls=PlainCommand)(command)
+    app.add_typer(budget.build(), rich_help_panel="Steer")
+    return app
+
+
+_PANELS = {
+    "Look": (look.sessions, look.show, look.receipt),
+    "Steer": (steer.inbox, steer.approve, steer.deny, steer.halt, steer.resume),
+    "Trust": (look.audit, journal.verify, journal.erase, drill.drill, doctor.doctor),
+}
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"halter {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave."),
+    ] = False,
+) -> None:
+    """Let agents work while you sleep: they cannot overspend, overstep or lose what they did."""
