@@ -20,16 +20,19 @@ from halter.core.events import (
     HaltLifted,
     HaltRequested,
     RequestStarted,
+    RuleEnded,
+    RuleMade,
     SessionParked,
     SessionStarted,
     State,
+    ToolPinned,
 )
 from halter.core.ids import FLEET, WorkerId, inbox_stream, session_stream
 from halter.core.money import Account, Leg
 from halter.core.ports import Committed, Draft, Lease, Write
 from halter.core.project import rows_of_hold
 from halter.core.row import RowKey
-from halter.core.rows import AuditRow, DecisionRow, HaltRow, RateRow
+from halter.core.rows import AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow
 from halter.guard.purse import Intent, Truth, change_cap, holding, intent_id, settling
 from halter.journal.chain import START, link
 from halter.journal.checkpoints import Checkpointer
@@ -195,9 +198,24 @@ class Scribe:
             await self.commit(Write(stream, next(self._keys), lambda _, drafts=drafts: drafts, rows, lease))
             if event is ask:
                 await self.commit(Write(inbox_stream(session), next(self._keys), lambda _: [Draft(made)], rows))
-        for halt in (HaltRequested(scope="fleet", by="ann"), HaltLifted(scope="fleet", by="ann", ramp=5)):
-            drafts = [Draft(halt)]
-            await self.commit(Write(FLEET, next(self._keys), lambda _, drafts=drafts: drafts, [(HaltRow, ("fleet",))]))
+        said = [(RuleRow, ("r",)), (PinRow, ("watcher", "web__get")), (HaltRow, ("fleet",))]
+        rule: dict[str, Any] = {
+            "rule": "r",
+            "tool": "look",
+            "scope": "fleet",
+            "owner": "",
+            "matcher": "{}",
+            "keys": ("path",),
+        }
+        for event in (
+            HaltRequested(scope="fleet", by="ann"),
+            HaltLifted(scope="fleet", by="ann", ramp=5),
+            RuleMade(**rule, by="ann", expires_at=9),
+            RuleEnded(rule="r", by="ann"),
+            ToolPinned(agent="watcher", tool="web__get", digest="d", by="ann"),
+        ):
+            drafts = [Draft(event)]
+            await self.commit(Write(FLEET, next(self._keys), lambda _, drafts=drafts: drafts, said))
 
     async def whole_session(self, session: str, calls: int = 3) -> None:
         """Live through a session of 2 + 2 × `calls` events, with two in its inbox."""

@@ -6,6 +6,7 @@ from it (a rule, a raised cap, a tool that may be used as it is now) is written 
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from typing import Final
 
 import msgspec
 
@@ -56,9 +57,12 @@ class Then(msgspec.Struct, frozen=True):
     reads: Sequence[RowKey] = ()
 
 
+ALONE: Final = Then()
+
+
 def decide(asked: Open, verdict: Verdict, by: str, key: str, reason: str = "") -> Write:
     """Say yes or no. The session wakes by it."""
-    then = Then()
+    then = ALONE
     if verdict == "approve" and asked.about == "changed_tool":
         pinned = ToolPinned(agent=asked.agent, tool=asked.name, digest=asked.digest, by=by)
         then = Then(lambda _: [pinned], [(PinRow, (asked.agent, asked.name))])
@@ -125,7 +129,7 @@ def _made(asked: Open, verdict: Verdict, by: str, reason: str) -> DecisionMade:
     return DecisionMade(decision=asked.decision, verdict=verdict, by=by, digest=asked.digest, reason=reason)
 
 
-def _answer(asked: Open, made: DecisionMade, key: str, then: Then = Then(), body: bytes | None = None) -> Write:
+def _answer(asked: Open, made: DecisionMade, key: str, then: Then = ALONE, body: bytes | None = None) -> Write:
     """Answer once, before it expires, exactly what was asked; by an agent, or too late, nothing is written."""
 
     def judged(rows: Rows) -> Sequence[Draft]:
