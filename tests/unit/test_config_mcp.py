@@ -1,0 +1,167 @@
+"""Whatever stands in `.mcp.json`, the answer is servers or a sentence with a line."""
+
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halter.config.load import MAX_BYTES, Document
+from halter.config.mcp import load_json, read_servers, servers_of
+from halter.core.errors import ConfigError
+from halter.core.servers import Server
+
+FOLDER = Path("/agents/night")
+
+
+def read(text: str | bytes, **environment: str) -> tuple[Server, ...]:
+    data = text.encode() if isinstance(text, str) else text
+    return servers_of(load_json(data, ".mcp.json"), FOLDER, environment)
+
+
+def one(entry: dict[str, Any], name: str = "x", **environment: str) -> Server:
+    return read(json.dumps({"mcpServers": {name: entry}}), **environment)[0]
+
+
+def wrong(text: str | bytes, **environment: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        read(text, **environment)
+    return str(error.value)
+
+
+def entry(written: str) -> str:
+    return f'{{\n  "mcpServers": {{\n    "files": {{\n      {written}\n    }}\n  }}\n}}\n'
+
+
+def test_programs_and_addresses_are_read() -> None:
+    servers = read(
+        """{"mcpServers": {
+            "files": {"command": "npx", "args": ["-y", "files"], "env": {"ROOT": "/data"}, "cwd": "sub"},
+            "web": {"url": "https://example.com/mcp", "headers": {"X-Key": "1"}},
+            "old": {"type": "sse", "url": "http://localhost:1/sse"},
+            "new": {"type": "streamable-http", "url": "http://localhost:1/mcp"}
+        }}"""
+    )
+    assert servers == (
+        Server("files", command="npx", args=("-y", "files"), env={"ROOT": "/data"}, cwd="/agents/night/sub"),
+        Server("web", "http", url="https://example.com/mcp", headers={"X-Key": "1"}),
+        Server("old", "sse", url="http://localhost:1/sse"),
+        Server("new", "http", url="http://localhost:1/mcp"),
+    )
+    assert one({"type": "stdio", "command": "x"}).cwd == "/agents/night"
+    assert one({"command": "x", "cwd": "/srv"}).cwd == "/srv"
+
+
+def test_a_folder_without_the_file_has_no_servers(tmp_path: Path) -> None:
+    assert read_servers(tmp_path, {}) == ()
+    (tmp_path / ".mcp.json").write_text('\ufeff{"mcpServers": {"a": {"command": "x"}}}', "utf-8")
+    assert read_servers(tmp_path, {}) == (Server("a", command="x", cwd=str(tmp_path)),)
+    assert read_servers(tmp_path / ".mcp.json", {})[0].name == "a"
+    assert read('{"mcpServers": {}}') == ()
+
+
+def test_variables_come_from_the_given_environment() -> None:
+    server = one(
+        {"command": "${BIN}/run", "args": ["${A}-${B:-two}", "${C:-}"], "env": {"K": "${secret:KEY} ${A}"}},
+        BIN="/bin",
+        A="one",
+        B="",
+    )
+    assert (server.command, server.args, server.env) == ("/bin/run", ("one-two", ""), {"K": "${secret:KEY} one"})
+    remote = one({"url": "https://${HOST:-example.com}/", "headers": {"a": "Bearer ${T}"}}, T="${A}")
+    assert (remote.url, remote.headers) == ("https://example.com/", {"a": "Bearer ${A}"})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", ".mcp.json line 1: this is not JSON"),
+        ('{\n"a": }', ".mcp.json line 2: this is not JSON"),
+        ("[]", ".mcp.json line 1: the file is a list, but must be a mapping"),
+        ("{}", ".mcp.json line 1: `mcpServers` is missing"),
+        ('{"mcpServers": NaN}', ".mcp.json cannot be read: NaN is not JSON"),
+        ("[" * 100_000, ".mcp.json cannot be read"),
+        ("[" * 40 + "]" * 40, "values are nested more than 32 deep"),
+        (b'{"a":\n"\xff"}', ".mcp.json line 2: this is not UTF-8 text"),
+        (b" " * (MAX_BYTES + 1), "is larger than"),
+        ('{"mcpServers": {}, "x": 1}', "line 1: `x` is not a key of .mcp.json"),
+        ('{"mcpServers": {"a": {},\n"a": {}}}', "line 2: `mcpServers.a` was written in line 1 already"),
+        (entry('"comand": "x"'), "line 4: `comand` is not a key of `mcpServers.files`; did you mean `command`?"),
+        (entry('"command": "x",\n"env": {"A": 1}'), "line 5: `mcpServers.files.env.A` is the number 1, but must be"),
+        (entry('"command": "x",\n"args": ["a",\n7]'), "line 6: `mcpServers.files.args[2]` is the number 7"),
+        (entry('"type": "ws"'), "line 4: `mcpServers.files.type` is the text 'ws', which is none of its words"),
+        (entry('"args": []'), "line 3: `mcpServers.files` has no `command`"),
+        (entry('"type": "http"'), "line 3: `mcpServers.files` has no `url`"),
+        (entry('"command": "x",\n"url": "y"'), "line 5: `mcpServers.files.url` does not belong to a server of type"),
+        (entry('"type": "sse", "url": "http://a",\n"env": {}'), "line 5: `mcpServers.files.env` does not belong"),
+        (entry('"command": " "'), "line 4: `mcpServers.files.command` is empty"),
+        (entry('"command": "${NOPE}"'), "refers to ${NOPE}, which is not set; set NOPE in the environment"),
+        (entry('"command": "x",\n"args": ["${1}"]'), "line 5: `mcpServers.files.args[1]` holds a `${` that is no"),
+        (entry('"command": "x", "args": ["${secret:A}"]'), "or ${secret:NAME} in `env` and `headers`."),
+        (entry('"command": "x", "env": {"A": "${secret:}"}'), "holds a `${` that is no reference"),
+        (entry('"command": "x", "env": {"A=B": "1"}'), "has the name 'A=B', which cannot be used"),
+        (entry('"command": "x\\u0000"'), "holds a character that cannot be sent"),
+        (entry('"url": "http://a", "headers": {"a b": "1"}'), "has the name 'a b'"),
+        (entry('"url": "http://a", "headers": {"a": "1\\r\\nb: 2"}'), "holds a character that cannot be sent"),
+        (entry('"url": "ftp://a"'), "line 4: `mcpServers.files.url` is no address that can be asked"),
+        (entry('"url": "https://me:secret@a/"'), "is no address that can be asked"),
+        (entry('"url": "http://[1"'), "is no address that can be asked"),
+        (entry('"url": "http://a b"'), "is no address that can be asked"),
+    ],
+)
+def test_mistakes_name_file_line_key_and_fix(text: str | bytes, sentence: str) -> None:
+    assert sentence in wrong(text)
+
+
+def test_a_password_in_a_url_is_not_repeated() -> None:
+    assert "hush" not in wrong(entry('"url": "https://me:hush@example.com/"'))
+    assert "hush" not in wrong(entry('"url": "${U}"'), U="hush")
+
+
+@pytest.mark.parametrize("name", ["a", "A-1", "my_files", "x" * 32])
+def test_names_that_tools_can_be_called_by_are_accepted(name: str) -> None:
+    assert one({"command": "x"}, name).name == name
+
+
+@pytest.mark.parametrize("name", ["", "1a", "-a", "_a", "a_", "a__b", "a.b", "a b", "ä", "x" * 33])
+def test_names_that_no_tool_can_be_called_by_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no name for a server"):
+        one({"command": "x"}, name)
+
+
+def test_the_documented_example_is_read() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "mcp.md").read_text("utf-8")
+    example = re.search(r"```json\n(.*?)```", guide, re.DOTALL)
+    assert example is not None
+    files, search = read(example[1])
+    assert (files.args[-1], search.transport) == ("data", "http")
+
+
+def paths(value: Any, path: tuple[str | int, ...] = ()) -> set[tuple[str | int, ...]]:
+    inside: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return {path}.union(*(paths(each, (*path, key)) for key, each in inside))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(JSON, st.sampled_from([None, 1, "\t"]), st.booleans())
+def test_every_value_of_a_file_has_its_line(value: Any, indent: int | str | None, ascii_only: bool) -> None:  # noqa: FBT001 Hypothesis decides.
+    document = load_json(json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode(), "f")
+    assert isinstance(document, Document)
+    assert document.value == value
+    assert set(document.places.lines) == paths(value)
+
+
+@given(st.binary() | JSON.map(lambda value: json.dumps({"mcpServers": {"a": value}}).encode()))
+def test_whatever_is_written_nothing_else_is_raised(data: bytes) -> None:
+    with suppress(ConfigError):
+        servers_of(load_json(data, "f"), FOLDER, {})

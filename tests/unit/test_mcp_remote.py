@@ -1,0 +1,278 @@
+"""Tools of MCP servers over HTTP, on loopback: an honest server, and answers that are none."""
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halter.core.clock import SECOND
+from halter.core.servers import Server
+from halter.core.tools import Failed, Permit, Unstoppable, Valid
+from halter.testing.fakes import ManualClock
+from halter.tools.mcp import McpTool, Terms, mcp_tools
+
+HONEST = Path(__file__).parent / "mcp_servers" / "honest.py"
+READ = {"readOnlyHint": True}
+GREETING = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {"tools": {}},
+    "serverInfo": {"name": "actor", "version": "1"},
+}
+TOOL = {"name": "act", "inputSchema": {"type": "object"}}
+WISH = {"content": [{"type": "text", "text": "as you wish"}]}
+Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
+
+
+def terms(**more: Any) -> Terms:
+    return replace(Terms(ManualClock(), {}), **more)
+
+
+async def ran(tool: McpTool, **arguments: Any) -> str:
+    checked = tool.validate(json.dumps(arguments).encode())
+    assert isinstance(checked, Valid), checked
+    return (await tool.run(checked, Permit("call-1", deadline=0, secrets={}))).text
+
+
+@asynccontextmanager
+async def honest() -> AsyncGenerator[str]:
+    """Start the honest server on a socket that listens already, so that nobody has to wait for it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        descriptor = listening.fileno()
+        process = await asyncio.create_subprocess_exec(sys.executable, HONEST, str(descriptor), pass_fds=[descriptor])
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+        finally:
+            process.kill()
+            await process.wait()
+
+
+async def test_an_honest_server_is_used_over_http() -> None:
+    async with honest() as url, mcp_tools([Server("web", "http", url=url)], terms()) as offer:
+        tools = {tool.spec.name: tool for tool in offer.tools}
+        assert offer.left_out == ()
+        assert await ran(tools["web__add"], a=2, b=3) == "5"
+        assert await asyncio.gather(*(ran(tools["web__shout"], text=f"x{n}") for n in range(10))) == [
+            f"X{n}" for n in range(10)
+        ]
+        with pytest.raises(Failed, match="no paper left"):
+            await ran(tools["web__fail"], reason="no paper left")
+
+
+class Actor:
+    """A web server that greets as it should, and answers calls as a test wants."""
+
+    def __init__(self, call: Answer, hints: dict[str, Any]) -> None:
+        self._call = call
+        self._hints = hints
+        self.headers: list[str] = []
+        self.greetings = 0
+
+    @asynccontextmanager
+    async def playing(self, transport: Any = "http", **more: Any) -> AsyncGenerator[McpTool]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+        described = Server("actor", transport, url=url, headers={"authorization": "Bearer ${secret:KEY}"})
+        reveal = {"KEY": "hush"}.__getitem__
+        async with server, mcp_tools([described], terms(reveal=reveal, **more)) as offer:
+            assert offer.left_out == ()
+            yield offer.tools[0]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := (await reader.readuntil(b"\r\n\r\n")).decode():
+                self.headers.append(head)
+                length = next(
+                    (line[15:] for line in head.lower().split("\r\n") if line.startswith("content-length")), "0"
+                )
+                body = await reader.readexactly(int(length))
+                await self._answer(head, json.loads(body or b"{}"), writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, head: str, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        match asked.get("method"):
+            case "initialize":
+                self.greetings += 1
+                send(writer, {"id": asked["id"], "result": GREETING}, **{"mcp-session-id": f"s{self.greetings}"})
+            case "tools/list":
+                send(writer, {"id": asked["id"], "result": {"tools": [TOOL | {"annotations": self._hints}]}})
+            case "tools/call":
+                await self._call(asked, writer)
+            case _:
+                writer.write(
+                    b"HTTP/1.1 405 Method Not Allowed\r\ncontent-length: 0\r\n\r\n"
+                    if head.startswith("GET")
+                    else b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n"
+                )
+        await writer.drain()
+
+
+def send(writer: asyncio.StreamWriter, message: dict[str, Any], **headers: str) -> None:
+    body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{more}\r\n"
+    writer.write(head.encode() + body)
+
+
+def saying(head: str, body: bytes = b"", *, cut: bool = False) -> Answer:
+    async def answer(_: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        length = len(body) + 100 if cut else len(body)
+        writer.write(f"HTTP/1.1 {head}\r\ncontent-length: {length}\r\n\r\n".encode() + body)
+        if cut:
+            writer.close()
+
+    return answer
+
+
+async def politely(asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    send(writer, {"id": asked["id"], "result": WISH})
+
+
+async def hang_up(_: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def without_end(_: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1073741824\r\n\r\n")
+    try:
+        while True:
+            writer.write(b" " * 65536)
+            await writer.drain()
+    except ConnectionError:
+        pass
+
+
+async def events_without_end(_: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: ")
+    try:
+        while True:
+            writer.write(b"x" * 65536)
+            await writer.drain()
+    except ConnectionError:
+        pass
+
+
+async def test_secrets_reach_headers_and_nothing_else_is_added() -> None:
+    actor = Actor(politely, {})
+    async with actor.playing() as tool:
+        assert await ran(tool) == "as you wish"
+    assert all("authorization: Bearer hush" in head for head in actor.headers)
+
+
+JSON = "content-type: application/json"
+
+
+@pytest.mark.parametrize(("hints", "error"), [({}, Unstoppable), (READ, Failed)])
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (hang_up, "the connection failed"),
+        (without_end, "it answered with more than 1,000,000 bytes"),
+        (events_without_end, "SSE stream failed"),
+        (saying("502 Bad Gateway"), "it answered with HTTP status 502"),
+        (saying(f"500 Oh No\r\n{JSON}", b'{"error": "no"}'), "it answered with HTTP status 500"),
+        (saying(f"200 OK\r\n{JSON}", b"<html>"), "Failed to parse JSON response"),
+        (saying(f"200 OK\r\n{JSON}", b'{"jsonrpc":', cut=True), "the connection failed"),
+        (saying(f"200 OK\r\n{JSON}\r\ncontent-encoding: gzip", b"\x1f\x8b"), "it answered packed"),
+        (saying("200 OK\r\ncontent-type: text/event-stream", b"data: {\n\n"), "Failed to parse SSE message"),
+        (saying("200 OK\r\ncontent-type: text/event-stream", b""), "SSE stream ended without a response"),
+    ],
+)
+async def test_an_answer_that_got_lost_leaves_a_write_unknown_and_a_read_failed(
+    call: Answer, why: str, hints: dict[str, Any], error: type[Exception]
+) -> None:
+    async with Actor(call, hints).playing(max_message=1_000_000) as tool:
+        for _ in range(2):
+            with pytest.raises(error, match=why):
+                await ran(tool)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (saying("401 Unauthorized"), "it answered with HTTP status 401"),
+        (saying("307 Over There\r\nlocation: http://127.0.0.2:9/"), "not followed"),
+        (saying(f"400 Bad\r\n{JSON}", b'{"jsonrpc":"2.0","id":null,"error":{"code":7,"message":"no"}}'), "says: no"),
+        (saying("200 OK\r\ncontent-type: text/plain", b"hello"), "Unexpected content type"),
+    ],
+)
+async def test_what_a_server_refuses_was_not_done(call: Answer, why: str) -> None:
+    async with Actor(call, {}).playing() as tool:
+        with pytest.raises(Failed, match=why):
+            await ran(tool)
+
+
+async def test_a_server_that_forgot_the_session_is_greeted_again() -> None:
+    answers = [saying("404 Not Found"), politely]
+
+    async def forget_once(asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        await answers.pop(0)(asked, writer)
+
+    actor = Actor(forget_once, {})
+    async with actor.playing() as tool:
+        with pytest.raises(Failed, match="NotReached: it does not know this session any more"):
+            await ran(tool)
+        assert await ran(tool) == "as you wish"
+        assert actor.greetings == 2
+
+
+async def test_a_server_that_is_not_there_is_left_out_with_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+    for transport in ("http", "sse"):
+        async with mcp_tools([Server("gone", transport, url=url)], terms()) as offer:
+            assert offer.tools == ()
+            assert "The server gone is left out. NotConnected: the server gone cannot be used:" in offer.left_out[0]
+
+
+async def test_a_server_that_is_gone_did_nothing() -> None:
+    async with honest() as url:
+        opened = mcp_tools([Server("web", "http", url=url)], terms(grace=0))
+        offer = await opened.__aenter__()
+        tool = next(tool for tool in offer.tools if tool.spec.name == "web__shout")
+    with pytest.raises(Failed, match="NotReached: it cannot be reached"):
+        await ran(tool, text="x")
+    await opened.__aexit__(None, None, None)
+
+
+async def test_a_server_that_does_not_answer_in_time_is_given_up() -> None:
+    async def never(_: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        await writer.drain()
+
+    for hints, error in (({}, Unstoppable), (READ, TimeoutError)):
+        async with Actor(never, hints).playing(timeout=SECOND // 5, grace=0) as tool:
+            with pytest.raises(error):
+                await ran(tool)
+
+
+class EventActor(Actor):
+    """The same, over server-sent events, as older servers do: answers come on a stream of their own."""
+
+    def __init__(self) -> None:
+        super().__init__(politely, {})
+        self._stream: asyncio.StreamWriter | None = None
+
+    async def _answer(self, head: str, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if head.startswith("GET"):
+            self._stream = writer
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\nevent: endpoint\ndata: /say\n\n")
+            return
+        writer.write(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n")
+        results = {"initialize": GREETING, "tools/list": {"tools": [TOOL]}, "tools/call": WISH}
+        if self._stream is not None and asked["method"] in results:
+            message = {"jsonrpc": "2.0", "id": asked["id"], "result": results[asked["method"]]}
+            self._stream.write(f"event: message\ndata: {json.dumps(message)}\n\n".encode())
+
+
+async def test_an_older_server_is_used_over_events() -> None:
+    async with EventActor().playing("sse") as tool:
+        assert await ran(tool) == "as you wish"

@@ -1,0 +1,60 @@
+"""Messages of a server are cut into lines in bounded memory, and a server that asks back is not heard."""
+
+from itertools import chain
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+
+from halter.tools.wires import Ending, Heard, Lines, Said
+
+
+@given(st.lists(st.binary(max_size=20)))
+def test_lines_do_not_depend_on_how_they_arrive(chunks: list[bytes]) -> None:
+    lines = Lines(1000)
+    cut = [line for chunk in chunks for line in lines.cut(chunk)]
+    assert cut == b"".join(chunks).split(b"\n")[:-1]
+
+
+@pytest.mark.parametrize("chunks", [[b"x" * 11 + b"\n"], [b"x" * 11], [b"x" * 6] * 2, [b"a\n", b"x" * 11 + b"\n"]])
+def test_a_line_longer_than_agreed_is_not_kept(chunks: list[bytes]) -> None:
+    lines = Lines(10)
+    with pytest.raises(OverflowError):
+        list(chain.from_iterable(map(lines.cut, chunks)))
+
+
+def request(number: int, method: str) -> Any:
+    return SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=number, method=method))
+
+
+async def test_questions_of_a_server_wait_in_bounded_numbers() -> None:
+    ending = Ending()
+    told, inner = anyio.create_memory_object_stream[Any](1000)
+    outward, sent = anyio.create_memory_object_stream[Any](1000)
+    async with told, inner, outward, sent:
+        heard = Heard(inner, ending)
+        said = Said(outward, heard)
+        for number in range(300):
+            told.send_nowait(request(number, "ping" if number % 2 else "sampling/createMessage"))
+        told.send_nowait(ValueError("a message that cannot be read"))
+        told.send_nowait(SessionMessage(JSONRPCNotification(jsonrpc="2.0", method="last")))
+        methods = [(await heard.receive()).message.method for _ in range(101)]
+        assert methods == ["ping"] * 100 + ["last"]
+        await said.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=1, result={})))
+        told.send_nowait(request(301, "ping"))
+        assert (await heard.receive()).message.id == 301
+
+
+async def test_the_end_of_a_connection_is_noticed() -> None:
+    ending = Ending()
+    told, inner = anyio.create_memory_object_stream[Any](1)
+    async with Heard(inner, ending) as heard:
+        told.send_nowait(SessionMessage(JSONRPCNotification(jsonrpc="2.0", method="last")))
+        told.close()
+        assert not ending.over.is_set()
+        assert [item.message.method async for item in heard] == ["last"]
+    assert ending.over.is_set()
