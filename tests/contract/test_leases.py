@@ -325,3 +325,24 @@ async def test_only_the_owner_keeps_a_snapshot(shared_place: "Place") -> None:
     await store.beat(BERT, {ONE: b"as bert sees it"})
     await store.beat(ANNA, {ONE: b"what anna still believes"})
     assert shared_place.sql("SELECT data FROM snapshots") == [(b"as bert sees it",)]
+
+
+async def test_a_session_that_is_named_is_taken_before_it_is_due_and_no_other(store: JournalStore) -> None:
+    for name in (ONE, "two"):
+        await start(store, name)
+    (lease,) = await store.claim(ANNA, 10, ONE)
+    await store.commit(life.park(lease, "rest", parked()))
+    (again,) = await store.claim(BERT, 10, ONE)
+    assert again == Lease(ONE, BERT, 2)
+    assert await store.claim(ANNA, 10, ONE) == []
+    await store.commit(life.end(again, "COMPLETED", "completed"))
+    assert await store.claim(ANNA, 10, ONE) == []
+    assert await store.claim(ANNA, 10, SessionId("nobody's")) == []
+    assert names(await store.claim(ANNA, 10)) == ["two"]
+
+
+async def test_a_session_that_is_named_is_taken_from_an_owner_whose_lease_ran_out(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await start(store, ONE)
+    await store.claim(ANNA, 10, ONE)
+    assert await store.claim(BERT, 10, ONE) == [Lease(ONE, BERT, 2)]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from halter.config.load import load_bytes
-from halter.config.playbook import MAX_STEPS, MissingReference, Playbook, Results, bound, playbook_of, read_playbook
+from halter.config.playbook import MAX_STEPS, playbook_of, read_playbook
 from halter.core.errors import ConfigError
+from halter.core.playbook import MissingReference, Playbook, Results, bound
 
 PAGE = json.dumps({"offers": [{"price": 12.5, "tags": ["a", "b"]}], "title": "Tea", "none": None})
 

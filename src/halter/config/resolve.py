@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from halter.config.agent import Agent
 from halter.config.fleet import Fleet
 from halter.config.load import KeyPath
-from halter.config.shape import dotted, listed, nearest
+from halter.config.shape import dotted, nearest
 from halter.core.durations import shown_duration
 from halter.core.errors import ConfigError
 from halter.core.limits import Cap, Caps
@@ -34,6 +34,7 @@ from halter.core.spec import (
     ToolsSpec,
     covered,
 )
+from halter.core.text import listed
 from halter.core.tools import LEVELS, Level, ToolSpec
 from halter.core.usage import FREE, Price
 

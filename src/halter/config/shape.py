@@ -5,7 +5,7 @@ whole path, also inside mappings with free keys.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar, cast
 
@@ -13,6 +13,7 @@ from msgspec import inspect
 
 from halter.config.load import Document, KeyPath, Places
 from halter.config.words import LARGEST, WORDS, Unfit
+from halter.core.text import listed, told
 
 T = TypeVar("T")
 
@@ -37,33 +38,6 @@ def dotted(path: KeyPath) -> str:
     """Write a path as people read it: `policy.tools.shell.rate`, `allowed_hosts[2]`."""
     words = "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step}" for step in path)
     return words.removeprefix(".")
-
-
-def told(value: Any) -> str:
-    """Say what was written, shortly."""
-    match value:
-        case None:
-            return "empty"
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return f"the number {value}"
-        case str():
-            return f"the text {shorten(value)!r}"
-        case dict():
-            return "a mapping"
-        case _:
-            return "a list"
-
-
-def shorten(text: str, most: int = 40) -> str:
-    """Keep a sentence readable whatever it quotes."""
-    return text if len(text) <= most else f"{text[:most]}…"
-
-
-def listed(names: Iterable[Any]) -> str:
-    """List names for a sentence."""
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def nearest(word: str, known: Sequence[str], what: str) -> str:

@@ -146,8 +146,11 @@ class Store(Protocol):
         """Return the events of a stream that follow `after`, in order."""
         ...
 
-    async def claim(self, worker: WorkerId, limit: int) -> Sequence[Lease]:
-        """Take sessions that are due, or whose owner's lease ran out; each gets its next generation."""
+    async def claim(self, worker: WorkerId, limit: int, only: SessionId | None = None) -> Sequence[Lease]:
+        """Take sessions that are due, or whose owner's lease ran out; each gets its next generation.
+
+        A session that is named is taken also before it is due, unless somebody owns it or it is over.
+        """
         ...
 
     async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}) -> Beat:

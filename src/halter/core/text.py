@@ -1,6 +1,8 @@
-"""Any text is storable: the two doors through which text enters and leaves the journal."""
+"""Any text is storable: the two doors through which text enters and leaves the journal; and words for sentences."""
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -27,3 +29,30 @@ def from_body(body: bytes) -> str:
         return body.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return body.decode("utf-8", "replace")
+
+
+def told(value: Any) -> str:
+    """Say what was written, shortly."""
+    match value:
+        case None:
+            return "empty"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return f"the number {value}"
+        case str():
+            return f"the text {shorten(value)!r}"
+        case dict():
+            return "a mapping"
+        case _:
+            return "a list"
+
+
+def shorten(text: str, most: int = 40) -> str:
+    """Keep a sentence readable whatever it quotes."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def listed(names: Iterable[Any]) -> str:
+    """List names for a sentence."""
+    return ", ".join(f"`{name}`" for name in names)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from halter.core.ids import Digest, StreamId, WorkerId
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.ports import Lease, Stored
 from halter.core.row import Row, RowKey
 from halter.journal.apply import Changes
@@ -38,8 +38,10 @@ class _Watched(_Passing):
     def commit(self) -> None:
         self._during(self.real.commit)
 
-    def claim(self, worker: WorkerId, limit: int, program_format: int) -> Sequence[Lease]:
-        return self._during(lambda: self.real.claim(worker, limit, program_format))
+    def claim(
+        self, worker: WorkerId, limit: int, program_format: int, only: SessionId | None = None
+    ) -> Sequence[Lease]:
+        return self._during(lambda: self.real.claim(worker, limit, program_format, only))
 
     def put(self, digest: Digest, data: bytes) -> None:
         self._during(lambda: self.real.put(digest, data))
@@ -79,9 +81,11 @@ class _WriteBehind(_Passing):
         if len(self._kept) >= KEPT_BACK:
             self._write()
 
-    def claim(self, worker: WorkerId, limit: int, program_format: int) -> Sequence[Lease]:
+    def claim(
+        self, worker: WorkerId, limit: int, program_format: int, only: SessionId | None = None
+    ) -> Sequence[Lease]:
         self._write()
-        return self.real.claim(worker, limit, program_format)
+        return self.real.claim(worker, limit, program_format, only)
 
     def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
         self._write()

@@ -20,7 +20,7 @@ from halter.core.events import (
     Unknown,
     WakePosted,
 )
-from halter.core.ids import FLEET, Digest, StreamId, WorkerId, inbox_stream, session_stream
+from halter.core.ids import FLEET, Digest, SessionId, StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.limits import Spender, carve, legs
 from halter.core.money import Account
 from halter.core.ports import Committed, Draft, Lease, Store, Stored, Write
@@ -87,9 +87,9 @@ class Witness(Relay):
             self._acknowledged([(stored, self._folded(stored)) for stored in committed.events])
         return committed
 
-    async def claim(self, worker: WorkerId, limit: int) -> Sequence[Lease]:
+    async def claim(self, worker: WorkerId, limit: int, only: SessionId | None = None) -> Sequence[Lease]:
         """Claim and tell: a lease is no event, but it was acknowledged too."""
-        leases = await self._store.claim(worker, limit)
+        leases = await self._store.claim(worker, limit, only)
         self._acknowledged(())
         return leases
 

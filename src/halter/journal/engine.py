@@ -86,8 +86,10 @@ class Engine(Protocol):
         """Return events of a stream in order."""
         ...
 
-    def claim(self, worker: WorkerId, limit: int, program_format: int) -> Sequence[Lease]:
-        """Take due and orphaned sessions that this program understands."""
+    def claim(
+        self, worker: WorkerId, limit: int, program_format: int, only: SessionId | None = None
+    ) -> Sequence[Lease]:
+        """Take due and orphaned sessions that this program understands, or one that is named and nobody owns."""
         ...
 
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes]) -> Beat:

@@ -117,10 +117,16 @@ class MemoryEngine:
         """Return events of a stream in order."""
         return self._streams.get(stream, [])[after : after + limit]
 
-    def claim(self, worker: WorkerId, limit: int, program_format: int) -> Sequence[Lease]:
-        """Take orphaned sessions first, then due ones."""
+    def claim(
+        self, worker: WorkerId, limit: int, program_format: int, only: SessionId | None = None
+    ) -> Sequence[Lease]:
+        """Take orphaned sessions first, then due ones; or the one that is named."""
         now = self._renew(worker)
         mine = [row for row in self._session_rows() if row.format <= program_format]
+        if only is not None:
+            named = [row for row in mine if row.session == only and row.started_at and row.ended_at is None]
+            taken = [row for row in named if row.owner == FREE or self._orphaned(row, worker, now)]
+            return [self._take(row, worker) for row in taken[:limit]]
         orphans = [row for row in mine if self._orphaned(row, worker, now)]
         due = [row for row in mine if row.owner == FREE and row.due_at is not None and row.due_at <= now]
         due.sort(key=lambda row: (row.due_at, row.session))

@@ -158,13 +158,16 @@ class PostgresEngine:
         with self._reader.use() as connection:
             return [stored(row) for row in connection.execute(self._sql["read"], params, binary=True)]
 
-    def claim(self, worker: WorkerId, limit: int, program_format: int) -> Sequence[Lease]:
-        """Take orphaned sessions first, then due ones."""
+    def claim(
+        self, worker: WorkerId, limit: int, program_format: int, only: SessionId | None = None
+    ) -> Sequence[Lease]:
+        """Take orphaned sessions first, then due ones; or the one that is named."""
         with self._transaction() as connection:
             now, _ = self._renew(connection, worker)
             leases: list[Lease] = []
-            for name in ("claim_orphans", "claim_due"):
+            for name in ("claim_orphans", "claim_due") if only is None else ("claim_one",):
                 params = {"worker": worker, "now": now, "format": program_format, "limit": limit - len(leases)}
+                params |= {} if only is None else {"session": only}
                 leases += [
                     Lease(SessionId(row[0]), worker, row[1]) for row in connection.execute(self._sql[name], params)
                 ]

@@ -26,9 +26,9 @@ class Relay:
         """Pass a reading on."""
         return await self._passed(lambda: self._store.read(stream, after, limit))
 
-    async def claim(self, worker: WorkerId, limit: int) -> Sequence[Lease]:
+    async def claim(self, worker: WorkerId, limit: int, only: SessionId | None = None) -> Sequence[Lease]:
         """Pass a claim on."""
-        return await self._passed(lambda: self._store.claim(worker, limit))
+        return await self._passed(lambda: self._store.claim(worker, limit, only))
 
     async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}) -> Beat:
         """Pass a heartbeat on."""

@@ -99,9 +99,9 @@ class JournalStore:
         """Return the events of a stream that follow `after`, in order."""
         return await self._reading(lambda: self._engine.read(StreamId(clean(stream)), after, limit))
 
-    async def claim(self, worker: WorkerId, limit: int) -> Sequence[Lease]:
-        """Take sessions that are due or orphaned; each gets its next generation."""
-        return await self._writing(lambda: self._engine.claim(worker, limit, FORMAT))
+    async def claim(self, worker: WorkerId, limit: int, only: SessionId | None = None) -> Sequence[Lease]:
+        """Take sessions that are due or orphaned, or the one that is named; each gets its next generation."""
+        return await self._writing(lambda: self._engine.claim(worker, limit, FORMAT, only))
 
     async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}) -> Beat:
         """Renew all leases of a worker."""

@@ -83,6 +83,18 @@ UPDATE sessions s SET owner = :worker, generation = s.generation + 1
 FROM due WHERE s.session = due.session
 RETURNING s.session, s.generation;
 
+-- name: claim_one
+-- A session that somebody asks for by name, whether it is due or not, unless it has an owner or is over. An owner that
+-- renews at this very moment keeps it.
+WITH dead AS MATERIALIZED (
+    SELECT worker FROM workers WHERE alive_until < :now AND worker <> :worker
+    AND worker = (SELECT owner FROM sessions WHERE session = :session) FOR SHARE SKIP LOCKED
+)
+UPDATE sessions SET owner = :worker, generation = generation + 1
+WHERE session = :session AND format <= :format AND started_at > 0 AND ended_at IS NULL AND :limit > 0
+    AND (owner = '' OR owner IN (SELECT worker FROM dead))
+RETURNING session, generation;
+
 -- name: renew
 -- A worker lives on: one row renews all its leases. When it noticed that they had run out is kept, and told for as long
 -- as a lease lasts: an answer may be lost.

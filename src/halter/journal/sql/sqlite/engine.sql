@@ -18,6 +18,14 @@ WHERE session IN (
 )
 RETURNING session, generation;
 
+-- name: claim_one
+-- A session that somebody asks for by name, whether it is due or not, unless it has an owner or is over.
+UPDATE sessions SET owner = :worker, generation = generation + 1
+WHERE session = :session AND format <= :format AND started_at > 0 AND ended_at IS NULL AND :limit > 0 AND (
+    owner = '' OR owner IN (SELECT worker FROM workers WHERE alive_until < :now AND worker <> :worker)
+)
+RETURNING session, generation;
+
 -- name: renew
 -- A worker lives on: one row renews all its leases. When it noticed that they had run out is kept, and told for as long
 -- as a lease lasts: an answer may be lost.
