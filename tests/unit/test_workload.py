@@ -57,7 +57,14 @@ def bench() -> Bench:
     return Bench()
 
 
-BY_THE_GUARD = {"call_refused", "decision_asked", "decision_made", "halt_requested", "halt_lifted"}
+BY_THE_GUARD = {
+    "call_refused",
+    "request_refused",
+    "decision_asked",
+    "decision_made",
+    "halt_requested",
+    "halt_lifted",
+}
 """What only the guard writes, and people through it: the plan spends money past it."""
 
 

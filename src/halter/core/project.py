@@ -23,6 +23,7 @@ from halter.core.events import (
     HaltRequested,
     OverrunIncurred,
     Purpose,
+    RequestRefused,
     RequestSettled,
     RequestStarted,
     SessionEnded,
@@ -113,7 +114,7 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
             yield _session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
         case BodiesErased():
             yield Erase(StreamId(event.stream), event.through)
-        case CostCapReached() | OverrunIncurred():
+        case CostCapReached() | OverrunIncurred() | RequestRefused():
             pass
 
 
