@@ -19,6 +19,7 @@ from halter.core.events import (
     DecisionMade,
     HaltLifted,
     HaltRequested,
+    RequestRefused,
     RequestStarted,
     RuleEnded,
     RuleMade,
@@ -193,7 +194,10 @@ class Scribe:
         start = CallStarted(call=call, tool="look", decision=asked, decided_by="ann", rated=7, audit="full")
         end = CallSettled(call=call, outcome="ok", audited=True, duration_ms=5)
         no = CallRefused(call=f"{call}-2", tool="look", outcome="tool_not_granted", sentence="Not in this phase.")
-        for event in (ask, start, end, no):
+        neither = RequestRefused(
+            request=f"{call}-3/0", model="test:model", purpose="turn", outcome="disabled", sentence="Not this model."
+        )
+        for event in (ask, start, end, no, neither):
             drafts = [Draft(event, b"what was said")]
             await self.commit(Write(stream, next(self._keys), lambda _, drafts=drafts: drafts, rows, lease))
             if event is ask:

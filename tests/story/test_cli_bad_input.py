@@ -271,8 +271,11 @@ def test_a_number_and_its_noun_agree() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_drill_that_is_told_to_end_cleans_up_and_says_so(tmp_path: Path, number: signal.Signals) -> None:
-    """The signal goes to the whole group, as from a terminal, and more than once."""
-    command = [sys.executable, "-m", "halter", "drill", "race", "--seeds", "4"]
+    """The signal goes to the whole group, as from a terminal, and more than once.
+
+    Whoever runs the tests may have said to ignore these signals, which a process hands down: `env` takes it back.
+    """
+    command = ["env", "--default-signal", sys.executable, "-m", "halter", "drill", "race", "--seeds", "4"]
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, start_new_session=True

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from halter.core.codec import decode, encode
 from halter.core.events import (
-    ENDS,
     AnyEvent,
     CallSettled,
     CallStarted,
@@ -29,6 +28,7 @@ from halter.core.events import (
 from halter.core.ids import StreamId
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
+from halter.core.vocabulary import ENDS
 from halter.state.session import InFlight, Session, UnknownEvent, fold, replay
 
 START = SessionStarted(

@@ -58,7 +58,7 @@ def bench() -> Bench:
 
 
 BY_THE_GUARD = {
-    *("call_refused", "decision_asked", "decision_made", "halt_requested", "halt_lifted"),
+    *("call_refused", "request_refused", "decision_asked", "decision_made", "halt_requested", "halt_lifted"),
     *("rule_made", "rule_ended", "tool_pinned"),
 }
 """What only the guard writes, and people through it: the plan spends money past it."""

@@ -15,57 +15,22 @@ import msgspec
 from halter.core.money import CapReached, Charge, Leg, Overrun, Unit
 from halter.core.tools import Effect, Level
 from halter.core.usage import Usage
+from halter.core.vocabulary import (
+    Audit,
+    Cause,
+    DecisionKind,
+    Origin,
+    Outcome,
+    Purpose,
+    RiskLevel,
+    RuleScope,
+    SessionKind,
+    State,
+    Verdict,
+)
 
 FORMAT: Final = 2
 """What a program must understand to take a session. It rises when a new event changes the meaning of old ones."""
-
-SessionKind = Literal["chat", "autonomous", "task"]
-State = Literal[
-    "RUNNING",
-    "WAITING_FOR_TOOL",
-    "WAITING_FOR_INPUT",
-    "WAITING_FOR_APPROVAL",
-    "WAITING_FOR_BUDGET",
-    "SLEEPING",
-    "PAUSED",
-    "COMPLETED",
-    "CANCELLED",
-    "TIMED_OUT",
-    "MAX_STEPS",
-    "BUDGET_EXCEEDED",
-    "HALTED",
-    "ERROR",
-]
-ENDS: Final[frozenset[State]] = frozenset(
-    ("COMPLETED", "CANCELLED", "TIMED_OUT", "MAX_STEPS", "BUDGET_EXCEEDED", "HALTED", "ERROR")
-)
-Outcome = Literal[
-    "ok",
-    "error",
-    "timeout",
-    "cancelled",
-    "external_halt",
-    "tool_not_granted",
-    "invalid_arguments",
-    "unknown_tool",
-    "disabled",
-    "quarantined",
-    "rate_limited",
-    "approval_denied",
-    "approval_expired",
-    "cost_cap_reached",
-    "unknown",
-]
-Purpose = Literal["turn", "gate", "signal", "simulation", "judge", "summary", "skill", "sensor"]
-Origin = Literal["person", "config", "model", "tool", "sensor", "document", "agent"]
-Audit = Literal["", "arguments", "full"]
-"""How much of a call the audit shows: nothing, its arguments, or its result as well."""
-
-RiskLevel = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
-DecisionKind = Literal["approval", "unknown_call", "cap_raise", "changed_tool"]
-Verdict = Literal["approve", "deny", "edit"]
-RuleScope = Literal["session", "agent", "fleet"]
-Cause = Literal["timer", "signal", "message", "decision", "trigger", "child", "webhook"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -149,7 +114,10 @@ class WakePosted(Event, frozen=True, kw_only=True):
 
 
 class RequestStarted(Event, frozen=True, kw_only=True):
-    """A model is about to be asked: the intent, and the money held for it."""
+    """A model is about to be asked: the intent, and the money held for it; its body is what is sent.
+
+    `max_output_tokens` is the most that it may write, which may be less than what was asked for.
+    """
 
     KIND: ClassVar[str] = "request_started"
 
@@ -157,6 +125,8 @@ class RequestStarted(Event, frozen=True, kw_only=True):
     model: str
     purpose: Purpose
     legs: tuple[Leg, ...] = ()
+    max_output_tokens: int = 0
+    observed: tuple[Outcome, ...] = ()
 
 
 class Unheld(msgspec.Struct, frozen=True):
@@ -168,7 +138,10 @@ class Unheld(msgspec.Struct, frozen=True):
 
 
 class RequestSettled(Event, frozen=True, kw_only=True):
-    """A model answered, or did not; its body is the answer."""
+    """A model answered, or did not; its body is the answer.
+
+    `may_retry` and `retry_after` say what a failure leaves to whoever wants to ask again.
+    """
 
     KIND: ClassVar[str] = "request_settled"
 
@@ -177,6 +150,21 @@ class RequestSettled(Event, frozen=True, kw_only=True):
     usage: Usage | None = None
     charge: Charge | None = None
     unheld: Unheld | None = None
+    error: str = ""
+    may_retry: bool = False
+    retry_after: int | None = None
+
+
+class RequestRefused(Event, frozen=True, kw_only=True):
+    """A brake refused a request before any model was asked; its body is what would have been sent."""
+
+    KIND: ClassVar[str] = "request_refused"
+
+    request: str
+    model: str
+    purpose: Purpose
+    outcome: Outcome
+    sentence: str
 
 
 class CallStarted(Event, frozen=True, kw_only=True):
@@ -420,6 +408,7 @@ AnyEvent = (
     | WakePosted
     | RequestStarted
     | RequestSettled
+    | RequestRefused
     | CallStarted
     | CallSettled
     | CallRefused

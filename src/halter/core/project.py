@@ -23,6 +23,7 @@ from halter.core.events import (
     HaltRequested,
     OverrunIncurred,
     Purpose,
+    RequestRefused,
     RequestSettled,
     RequestStarted,
     RuleEnded,
@@ -135,7 +136,7 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
             yield PinRow(event.agent, event.tool, event.digest, event.by, place.at)
         case BodiesErased():
             yield Erase(StreamId(event.stream), event.through)
-        case CostCapReached() | OverrunIncurred():
+        case CostCapReached() | OverrunIncurred() | RequestRefused():
             pass
 
 

@@ -9,7 +9,7 @@ There is no other way to a tool: what runs behind this door needs a permit, and 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -22,13 +22,13 @@ from halter.core.ids import StreamId, session_stream
 from halter.core.ports import Committed, Lease, Store, Write, said
 from halter.core.text import from_body, to_body
 from halter.core.tools import Failed, Happened, Output, Permit, Tool, Unstoppable, Valid
+from halter.guard.flight import Halted, Redact, StillHeld, outcome_of, unless_halted
 from halter.guard.halts import HaltWatch
 from halter.guard.judge import Asked, judge, rows_of
 from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth, charged
 from halter.state.session import InFlight, call_in_flight
 
 MILLISECOND: Final = SECOND // 1000
-Redact = Callable[[str], str]
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -48,26 +48,25 @@ class NeedsPerson(msgspec.Struct, frozen=True):
     decision: str
 
 
-class StillHeld(msgspec.Struct, frozen=True):
-    """The money is there, but others hold it; the session waits for its budget."""
-
-    call: str
-
-
-class Halted(Exception):
-    """What was in flight was stopped by a halt. It never leaves this module."""
-
-
 class Door:
     """Guards every tool call of the sessions of one process."""
 
-    def __init__(self, store: Store, clock: Clock, purse: Purse, *, redact: Redact, patience: int = PATIENCE) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        purse: Purse,
+        *,
+        redact: Redact,
+        patience: int = PATIENCE,
+        halts: HaltWatch | None = None,
+    ) -> None:
         self._store = store
         self._clock = clock
         self._purse = purse
         self._redact = redact
         self._patience = patience
-        self._halts = HaltWatch(store, clock)
+        self._halts = halts or HaltWatch(store, clock)
 
     async def guarded_tool_call(
         self,
@@ -131,14 +130,10 @@ class Door:
             await self._purse.until_freed(min(left, LONGEST_LOOK))
 
     async def _settled_before(self, stream: StreamId, flight: InFlight) -> Answer | None:
-        """Find what became of a call that was asked for before: who asks twice is told twice; nothing runs twice."""
-        after = flight.seq
-        while page := await self._store.read(stream, after):
-            for stored in page:
-                if isinstance(stored.event, CallSettled) and stored.event.call == flight.id:
-                    return _told(stored.event, await said(self._store, stored))
-            after = page[-1].seq
-        return None
+        stored = await outcome_of(self._store, stream, flight)
+        if stored is None or not isinstance(stored.event, CallSettled):
+            return None
+        return _told(stored.event, await said(self._store, stored))
 
     async def _act(
         self,
@@ -154,7 +149,7 @@ class Door:
         permit = Permit(flight.id, began + tool.spec.timeout, secrets)
         acting = asyncio.ensure_future(tool.run(arguments, permit))
         try:
-            output = await self._unless_halted(scopes, acting, tool.spec.timeout)
+            output = await unless_halted(self._halts, scopes, acting, tool.spec.timeout)
             truth = Truth("ok", usd=output.cost, body=self._masked(to_body(output.text)))
         except asyncio.CancelledError:
             stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
@@ -170,21 +165,6 @@ class Door:
         except Failed as failure:
             truth = self._failed("error", str(failure), failure.partial)
         return await self._settle(lease, flight, truth, began)
-
-    async def _unless_halted(self, scopes: tuple[str, ...], acting: asyncio.Future[Output], allowed: int) -> Output:
-        """Wait for the tool until it is done, its time is up, or somebody halts one of its scopes."""
-        halted = asyncio.ensure_future(self._halts.heard(scopes))
-        try:
-            async with asyncio.timeout(allowed / SECOND):
-                await asyncio.wait((acting, halted), return_when=asyncio.FIRST_COMPLETED)
-            if acting.done():
-                return acting.result()
-            raise Halted(f"{halted.result()} was halted.")
-        finally:
-            halted.cancel()
-            if not acting.done():
-                acting.cancel()
-                await asyncio.wait((acting,))
 
     def _failed(self, outcome: Outcome, error: str, partial: str = "") -> Truth:
         body = to_body(self._redact(partial)) if partial else None

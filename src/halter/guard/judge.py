@@ -130,7 +130,7 @@ def judge(asked: Asked, rows: Rows) -> Sequence[Draft]:
         waived.append(refusal[0])
     if outdated(asked.legs, rows.now):
         return []
-    verdict = reserve(_uncapped(asked.legs) if asked.observe else asked.legs, lambda leg: budget_row(rows, leg))
+    verdict = reserve(uncapped(asked.legs) if asked.observe else asked.legs, lambda leg: budget_row(rows, leg))
     if isinstance(verdict, CapReached):
         return _cap_reached(asked, verdict)
     answer = _approved(asked, rows)
@@ -217,11 +217,17 @@ def edit_digest(asked: str, edited: str) -> str:
 
 
 def _cap_reached(asked: Asked, verdict: CapReached) -> Sequence[Draft]:
+    event = CostCapReached.refusing(asked.call, asked.tool, verdict)
+    return [Draft(event), _refusal(asked, "cost_cap_reached", cap_sentence(verdict))]
+
+
+def cap_sentence(verdict: CapReached) -> str:
+    """Say which cap something would pass, and how much of it is left."""
     where = f"{verdict.leg.scope} {verdict.leg.window}".strip()
     left = max(0, verdict.cap - verdict.budget.spent)
-    sentence = f"It may cost {shown(verdict.leg.amount)}, and {shown(left)} is left of the cap of {where}."
-    event = CostCapReached.refusing(asked.call, asked.tool, verdict)
-    return [Draft(event), _refusal(asked, "cost_cap_reached", sentence)]
+    if verdict.leg.unit == "tokens":
+        return f"It may use {verdict.leg.amount:,} tokens, and {left:,} are left of the token budget of {where}."
+    return f"It may cost {shown(verdict.leg.amount)}, and {shown(left)} is left of the cap of {where}."
 
 
 def _question(asked: Asked, need: Approval, now: int) -> DecisionAsked:
@@ -282,5 +288,6 @@ def _intent(asked: Asked, answer: tuple[str, str], verdict: Reserved, waived: Se
     )
 
 
-def _uncapped(legs: Sequence[Leg]) -> tuple[Leg, ...]:
+def uncapped(legs: Sequence[Leg]) -> tuple[Leg, ...]:
+    """Lift the caps of the configuration, for those that are only observed; a person's word stands."""
     return tuple(msgspec.structs.replace(leg, cap=None) for leg in legs)

@@ -68,6 +68,8 @@ class Truth(msgspec.Struct, frozen=True):
     duration_ms: int = 0
     error: str = ""
     audited: bool = False
+    may_retry: bool = False
+    retry_after: int | None = None
 
 
 def intent_id(intent: Intent) -> str:
@@ -134,7 +136,16 @@ def _settled(flight: InFlight, truth: Truth, charge: Charge | None) -> AnyEvent:
             audited=truth.audited,
             unheld=unheld,
         )
-    return RequestSettled(request=flight.id, outcome=truth.outcome, usage=truth.usage, charge=charge, unheld=unheld)
+    return RequestSettled(
+        request=flight.id,
+        outcome=truth.outcome,
+        usage=truth.usage,
+        charge=charge,
+        unheld=unheld,
+        error=truth.error,
+        may_retry=truth.may_retry,
+        retry_after=truth.retry_after,
+    )
 
 
 def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:

@@ -14,6 +14,7 @@ from halter.core.events import (
     Outcome,
     OverrunIncurred,
     Purpose,
+    RequestRefused,
     RequestSettled,
     RequestStarted,
     SessionEnded,
@@ -141,12 +142,22 @@ def _other(made: Receipt, stored: Stored) -> Receipt:
         case CostCapReached():
             brake = Brake(event.KIND, stored.at, event.refused, event.name, event.scope, event.window)
             return msgspec.structs.replace(made, brakes=(*made.brakes, brake))
+        case RequestRefused():
+            return _request_refused(made, stored.at, event)
         case OverrunIncurred():
             return msgspec.structs.replace(made, overruns=(*made.overruns, event))
         case Unknown():
             return msgspec.structs.replace(made, unknown=made.unknown + 1)
         case _:
             return made
+
+
+def _request_refused(made: Receipt, at: int, event: RequestRefused) -> Receipt:
+    """Show a refusal as a brake; one by a cap is shown already, with the cap that it met."""
+    if any(brake.refused == event.request for brake in made.brakes[-1:]):
+        return made
+    brake = Brake(event.outcome, at, event.request, event.model, "", "")
+    return msgspec.structs.replace(made, brakes=(*made.brakes, brake))
 
 
 def _settled(line: Line, stored: Stored, outcome: Outcome, charge: Charge | None, usage: Usage | None) -> Line:

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from halter.core.events import (
-    ENDS,
     BodiesErased,
     CallRefused,
     CallSettled,
@@ -19,6 +18,7 @@ from halter.core.events import (
     HaltRequested,
     OverrunIncurred,
     Purpose,
+    RequestRefused,
     RequestSettled,
     RequestStarted,
     RuleEnded,
@@ -36,6 +36,7 @@ from halter.core.events import (
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
 from halter.core.tools import Effect
+from halter.core.vocabulary import ENDS
 
 
 class InFlight(msgspec.Struct, frozen=True):
@@ -141,7 +142,7 @@ def fold(session: Session, stored: Stored) -> Session:
             return _next(session, stored, cost_cap_reached=True)
         case OverrunIncurred():
             return _next(session, stored, overrun=True)
-        case CallRefused() | DecisionAsked():
+        case CallRefused() | RequestRefused() | DecisionAsked():
             return _next(session, stored)
         case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted() | DecisionMade():
             return _next(session, stored)

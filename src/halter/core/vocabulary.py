@@ -1,0 +1,67 @@
+"""The closed sets of words that events, rows and policies are written in."""
+
+from typing import Final, Literal
+
+SessionKind = Literal["chat", "autonomous", "task"]
+State = Literal[
+    "RUNNING",
+    "WAITING_FOR_TOOL",
+    "WAITING_FOR_INPUT",
+    "WAITING_FOR_APPROVAL",
+    "WAITING_FOR_BUDGET",
+    "SLEEPING",
+    "PAUSED",
+    "COMPLETED",
+    "CANCELLED",
+    "TIMED_OUT",
+    "MAX_STEPS",
+    "BUDGET_EXCEEDED",
+    "HALTED",
+    "ERROR",
+]
+ENDS: Final[frozenset[State]] = frozenset(
+    ("COMPLETED", "CANCELLED", "TIMED_OUT", "MAX_STEPS", "BUDGET_EXCEEDED", "HALTED", "ERROR")
+)
+Outcome = Literal[
+    "ok",
+    "error",
+    "timeout",
+    "cancelled",
+    "external_halt",
+    "tool_not_granted",
+    "invalid_arguments",
+    "unknown_tool",
+    "disabled",
+    "quarantined",
+    "rate_limited",
+    "approval_denied",
+    "approval_expired",
+    "cost_cap_reached",
+    "unknown",
+]
+Purpose = Literal["turn", "gate", "signal", "simulation", "judge", "summary", "skill", "sensor"]
+Origin = Literal["person", "config", "model", "tool", "sensor", "document", "agent"]
+Audit = Literal["", "arguments", "full"]
+"""How much of a call the audit shows: nothing, its arguments, or its result as well."""
+
+RiskLevel = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
+DecisionKind = Literal["approval", "unknown_call", "cap_raise", "changed_tool"]
+Verdict = Literal["approve", "deny", "edit"]
+RuleScope = Literal["session", "agent", "fleet"]
+TerminalReason = Literal[
+    "completed",
+    "cost_cap_reached",
+    "overrun",
+    "external_halt",
+    "cancelled",
+    "idle_timeout",
+    "timed_out",
+    "max_steps",
+    "repetition",
+    "model_error",
+    "step_failed",
+    "error",
+]
+"""Why a session ended."""
+
+Cause = Literal["timer", "signal", "message", "decision", "trigger", "child", "webhook"]

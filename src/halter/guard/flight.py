@@ -1,0 +1,72 @@
+"""What both doors share: something is in flight until it is done, its time is up, or somebody halts it."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from halter.core.clock import SECOND
+from halter.core.events import AnyEvent, CallSettled, RequestSettled, Unknown
+from halter.core.ids import StreamId
+from halter.core.ports import Store, Stored
+from halter.guard.halts import HaltWatch
+from halter.state.session import InFlight
+
+T = TypeVar("T")
+
+Redact = Callable[[str], str]
+
+
+class StillHeld(msgspec.Struct, frozen=True):
+    """The money is there, but others hold it; the session waits for its budget. Nothing was written."""
+
+    id: str
+
+
+class Halted(Exception):
+    """What was in flight was stopped by a halt. It never leaves the doors."""
+
+
+async def unless_halted(halts: HaltWatch, scopes: Iterable[str], acting: asyncio.Future[T], allowed: int) -> T:
+    """Wait for what is in flight until it is done, its time is up, or somebody halts one of its scopes."""
+    halted = asyncio.ensure_future(halts.heard(scopes))
+    try:
+        await _first_of(acting, halted, allowed)
+        if acting.done():
+            return acting.result()
+        raise Halted(f"{halted.result()} was halted.")
+    finally:
+        halted.cancel()
+        if not acting.done():
+            acting.cancel()
+            await asyncio.wait((acting,))
+
+
+async def _first_of(acting: asyncio.Future[T], halted: asyncio.Future[str], allowed: int) -> None:
+    """Wait for either. What is done just as its time is up counts as done: it may have been paid for."""
+    try:
+        async with asyncio.timeout(allowed / SECOND):
+            await asyncio.wait((acting, halted), return_when=asyncio.FIRST_COMPLETED)
+    except TimeoutError:
+        if not acting.done():
+            raise
+
+
+async def outcome_of(store: Store, stream: StreamId, flight: InFlight) -> Stored | None:
+    """Find what became of something that was begun before: who asks twice is told twice; nothing happens twice."""
+    after = flight.seq
+    while page := await store.read(stream, after):
+        for stored in page:
+            if _settles(stored.event) == flight.id:
+                return stored
+        after = page[-1].seq
+    return None
+
+
+def _settles(event: AnyEvent | Unknown) -> str | None:
+    match event:
+        case CallSettled(call=settled) | RequestSettled(request=settled):
+            return settled
+        case _:
+            return None

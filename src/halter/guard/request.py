@@ -1,0 +1,308 @@
+"""The one door to a model.
+
+    asking = everything that can be known without a lock     the model, its price, the tokens of what is sent
+    admitted = one short transaction                         R5 halt -> R6 the model and its price -> R4 the hold
+    reply = the model, with a permit and a deadline          no transaction open; a halt cancels it
+    settled = one more transaction                           the answer and its true cost
+
+Nothing is tried twice here. Each attempt has an id and a hold of its own, and what it came to is a value that says
+whether another attempt makes sense.
+"""
+
+import asyncio
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from halter.core.clock import MINUTE, Clock
+from halter.core.errors import ModelError, ModelUnavailable
+from halter.core.events import Outcome, Purpose, RequestRefused, RequestSettled, RequestStarted
+from halter.core.ids import StreamId, session_stream
+from halter.core.limits import Spender, accounts
+from halter.core.messages import Model, Prompt, Reply
+from halter.core.money import believable
+from halter.core.ports import Committed, Lease, Store, Write, kept, said
+from halter.core.tools import Permit
+from halter.core.usage import PriceTable, Rates, Unpriced, Usage
+from halter.guard.ask import Standing
+from halter.guard.flight import Halted, Redact, StillHeld, outcome_of, unless_halted
+from halter.guard.halts import HaltWatch
+from halter.guard.mask import masked, masked_prompt, masked_reply
+from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth, charged
+from halter.guard.weigh import Asking, rows_of, weigh
+from halter.state.session import InFlight, request_in_flight
+
+TIMEOUT: Final = 10 * MINUTE
+UNANSWERED: Final = "Nobody knows whether the model answered."
+
+_NO_SECRETS: Final = MappingProxyType[str, str]({})
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One model invocation as it is asked for.
+
+    One that is `optional` can be done without: it does not wait for money, and no session ends because of its refusal.
+    """
+
+    id: str
+    prompt: Prompt
+    purpose: Purpose = "turn"
+    timeout: int = TIMEOUT
+    optional: bool = False
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The model answered. `max_output_tokens` is the most that it was allowed to write."""
+
+    request: str
+    reply: Reply
+    cost_usd: int = 0
+    max_output_tokens: int = 0
+
+
+class RefusedRequest(msgspec.Struct, frozen=True):
+    """A brake refused the request, and the refusal is recorded. After a change, the next attempt may pass."""
+
+    request: str
+    outcome: Outcome
+    sentence: str
+
+
+class FailedRequest(msgspec.Struct, frozen=True):
+    """The model was asked and gave no answer. `retry_after` is what the provider asks to wait, in microseconds."""
+
+    request: str
+    outcome: Outcome
+    error: str
+    cost_usd: int = 0
+    may_retry: bool = False
+    retry_after: int | None = None
+
+
+RequestOutcome = Answered | RefusedRequest | StillHeld | FailedRequest
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """The intent is committed and its money is held: the model may be asked now."""
+
+    flight: InFlight
+    max_output_tokens: int
+
+
+class _Flying(msgspec.Struct, frozen=True):
+    """A request on its way, and what it takes to settle it."""
+
+    lease: Lease
+    admitted: Admitted
+    rates: Rates | Unpriced
+    began: int
+
+
+class ModelDoor:
+    """Guards every request of the sessions of one process."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        purse: Purse,
+        prices: PriceTable,
+        *,
+        redact: Redact,
+        patience: int = PATIENCE,
+        halts: HaltWatch | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._purse = purse
+        self._prices = prices
+        self._redact = redact
+        self._patience = patience
+        self._halts = halts or HaltWatch(store, clock)
+
+    async def guarded_request(
+        self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0
+    ) -> RequestOutcome:
+        """Let a request through, or refuse it; whatever happens is in the journal when this returns."""
+        prompt = masked_prompt(request.prompt, self._redact)
+        asking = await self._asking(standing, request, prompt, model, attempt)
+        admitted = await self._admit(lease, asking)
+        if not isinstance(admitted, Admitted):
+            return admitted
+        flying = _Flying(lease, admitted, asking.rates, self._clock.now())
+        sent = msgspec.structs.replace(prompt, max_output_tokens=admitted.max_output_tokens)
+        permit = Permit(admitted.flight.id, flying.began + request.timeout, _NO_SECRETS)
+        acting = asyncio.ensure_future(model.ask(sent, permit))
+        return await self._answer(flying, acting, asking.scopes, request.timeout)
+
+    async def _asking(self, standing: Standing, request: Request, prompt: Prompt, model: Model, attempt: int) -> Asking:
+        """Look at a request from all sides, and put away what it sends."""
+        policy = standing.policy
+        body, blob = await kept(self._store, msgspec.json.encode(prompt))
+        return Asking(
+            request=f"{request.id}/{attempt}",
+            model=str(model.name),
+            purpose=request.purpose,
+            spender=Spender(standing.session, standing.agent, standing.trigger),
+            caps=policy.caps,
+            now=self._clock.now(),
+            rates=self._prices.find(model.name, model.base_url),
+            input_tokens=model.count(prompt),
+            max_output_tokens=prompt.max_output_tokens,
+            min_output_tokens=policy.min_output_tokens,
+            scopes=standing.scopes(),
+            flaw=flaw_of(standing, str(model.name)),
+            optional=request.optional,
+            observe=policy.observe,
+            body=body,
+            blob=blob,
+        )
+
+    async def _admit(self, lease: Lease, asking: Asking) -> Admitted | RequestOutcome:
+        """Decide in one short transaction, again and again while other holds are in the way."""
+        stream = session_stream(lease.session)
+        deadline = self._clock.now() + (0 if asking.optional else self._patience)
+        while True:
+            now_asking = asking.at(self._clock.now())
+            write = Write(stream, f"{asking.request}/asked", partial(weigh, now_asking), rows_of(now_asking), lease)
+            committed = await self._store.commit(write)
+            answer = admission(committed)
+            if isinstance(answer, Admitted):
+                before = await self._settled_before(stream, answer, committed, lease) if committed.repeated else None
+                return before or _with_accounts(answer, now_asking)
+            if answer is not None:
+                return answer
+            left = deadline - self._clock.now()
+            if left <= 0:
+                return StillHeld(asking.request)
+            await self._purse.until_freed(min(left, LONGEST_LOOK))
+
+    async def _settled_before(
+        self, stream: StreamId, admitted: Admitted, committed: Committed, lease: Lease
+    ) -> Answered | FailedRequest | None:
+        """Find what became of a request that was made before: a paid answer is kept, and nobody is asked twice."""
+        stored = await outcome_of(self._store, stream, admitted.flight)
+        if stored is not None and isinstance(stored.event, RequestSettled):
+            return told(stored.event, await said(self._store, stored), admitted.max_output_tokens)
+        if any(event.generation != lease.generation for event in committed.events):
+            error = "An earlier owner of this session began it; nobody knows how it went."
+            return FailedRequest(admitted.flight.id, "unknown", error, may_retry=True)
+        return None
+
+    async def _answer(
+        self, flying: _Flying, acting: asyncio.Future[Reply], scopes: tuple[str, ...], allowed: int
+    ) -> Answered | FailedRequest:
+        """Wait for the model and settle what it came to: also when it was halted, timed out or cancelled."""
+        try:
+            reply = await unless_halted(self._halts, scopes, acting, allowed)
+        except asyncio.CancelledError:
+            stopped = self._cut(flying, acting, "cancelled", "CancelledError: the session was cancelled")
+            await asyncio.shield(self._failed(flying, stopped))
+            raise
+        except TimeoutError:
+            late = f"TimeoutError: {flying.admitted.flight.name} took longer than it may"
+            truth = msgspec.structs.replace(self._cut(flying, acting, "timeout", late), may_retry=True)
+            return await self._failed(flying, truth)
+        except Halted as word:
+            return await self._failed(flying, self._cut(flying, acting, "external_halt", str(word)))
+        except ModelError as error:
+            return await self._failed(flying, self._refused(flying, error))
+        return await self._answered(flying, masked_reply(believed(reply), self._redact))
+
+    async def _answered(self, flying: _Flying, reply: Reply) -> Answered:
+        truth = _cost(flying, reply.usage, Truth("ok", body=msgspec.json.encode(reply)))
+        flight = flying.admitted.flight
+        await self._purse.settle(flying.lease, flight, truth)
+        return Answered(flight.id, reply, charged(flight, truth)[0], flying.admitted.max_output_tokens)
+
+    async def _failed(self, flying: _Flying, truth: Truth) -> FailedRequest:
+        flight = flying.admitted.flight
+        await self._purse.settle(flying.lease, flight, truth)
+        cost = charged(flight, truth)[0]
+        return FailedRequest(flight.id, truth.outcome, truth.error, cost, truth.may_retry, truth.retry_after)
+
+    def _cut(self, flying: _Flying, acting: asyncio.Future[Reply], outcome: Outcome, error: str) -> Truth:
+        """Tell what a request came to that was stopped: what it reported until then, or else its hold."""
+        return _cost(flying, reported(acting), Truth(outcome, error=masked(error, self._redact)))
+
+    def _refused(self, flying: _Flying, error: ModelError) -> Truth:
+        """Tell what a failure cost: nothing only where that is sure."""
+        truth = Truth(
+            "error",
+            error=masked(str(error), self._redact),
+            may_retry=isinstance(error, ModelUnavailable),
+            retry_after=error.retry_after,
+        )
+        if not error.billed:
+            return msgspec.structs.replace(truth, usd=0, tokens=0)
+        return _cost(flying, error.usage, truth)
+
+
+def flaw_of(standing: Standing, model: str) -> tuple[Outcome, str] | None:
+    """R6 for the model itself: the policy allows it."""
+    policy = standing.policy
+    if policy.allows_model(model):
+        return None
+    allowed = ", ".join(policy.allowed_models or ()) or "none"
+    sentence = f"{model} may not be asked by {standing.agent}: `allowed_models` has {allowed}."
+    return ("disabled", sentence)
+
+
+def reported(acting: asyncio.Future[Reply]) -> Usage | None:
+    """Tell what a request that was stopped had reported by then."""
+    if not acting.done() or acting.cancelled():
+        return None
+    failure = acting.exception()
+    if failure is None:
+        return acting.result().usage
+    return failure.usage if isinstance(failure, ModelError) else None
+
+
+def believed(reply: Reply) -> Reply:
+    """Leave a report out that counts more tokens than anybody could: no store could keep it."""
+    return reply if _sane(reply.usage) else msgspec.structs.replace(reply, usage=None)
+
+
+def _sane(usage: Usage | None) -> bool:
+    return usage is not None and believable(usage.input_tokens + usage.output_tokens)
+
+
+def _cost(flying: _Flying, usage: Usage | None, truth: Truth) -> Truth:
+    """Price what was used. Without a report, or with one that nobody can believe, nothing truer is known."""
+    if usage is None or not _sane(usage):
+        return truth
+    rates = flying.rates
+    usd = None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began)
+    return msgspec.structs.replace(truth, usd=usd, tokens=usage.uncached, usage=usage)
+
+
+def _with_accounts(admitted: Admitted, asking: Asking) -> Admitted:
+    where = accounts(asking.caps, asking.spender, asking.now)
+    return msgspec.structs.replace(admitted, flight=msgspec.structs.replace(admitted.flight, accounts=where))
+
+
+def told(settled: RequestSettled, body: bytes, max_output_tokens: int) -> Answered | FailedRequest:
+    """Tell once more what became of a request."""
+    cost = settled.charge.usd if settled.charge else 0
+    if settled.outcome == "ok" and body:
+        return Answered(settled.request, msgspec.json.decode(body, type=Reply), cost, max_output_tokens)
+    if settled.outcome == "ok":
+        return FailedRequest(settled.request, "error", "Erased: what the model answered was erased", cost)
+    may_retry = settled.may_retry or settled.outcome == "unknown"
+    error = settled.error or UNANSWERED
+    return FailedRequest(settled.request, settled.outcome, error, cost, may_retry, settled.retry_after)
+
+
+def admission(committed: Committed) -> Admitted | RefusedRequest | None:
+    """Read the decision off what was written; nothing written means that other holds must settle first."""
+    for stored in committed.events:
+        match stored.event:
+            case RequestStarted() as started:
+                return Admitted(request_in_flight(started, stored), started.max_output_tokens)
+            case RequestRefused() as refused:
+                return RefusedRequest(refused.request, refused.outcome, refused.sentence)
+            case _:
+                pass
+    return None

@@ -1,0 +1,165 @@
+"""The one decision about a request to a model, as a pure function of what is asked and of locked rows.
+
+The order is that of a call: R5 halt, R6 the model may be asked and its price is known, R4 the hold. How much money is
+left is known only under the lock, so the bound is worked out here: what is checked is what is held. What it returns is
+what is written: the intent with its hold, the refusal, or nothing where other holds must settle first.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from halter.core.events import CostCapReached, Outcome, Purpose, RequestRefused, RequestStarted
+from halter.core.ids import Digest
+from halter.core.limits import Caps, Spender, legs, outdated
+from halter.core.money import BudgetRow, CapReached, Leg, MustWait, Reserved, Unit, reserve
+from halter.core.ports import Draft, Rows
+from halter.core.project import budget_row, rows_of_hold
+from halter.core.row import RowKey
+from halter.core.rows import HaltRow
+from halter.core.usage import Rates, Unpriced
+from halter.guard.estimate import Estimate, TooDear, estimate
+from halter.guard.judge import cap_sentence, halted, uncapped
+
+
+class Asking(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one attempt of a request that can be known before any row is locked.
+
+    One that is `optional` can be done without: its refusal is recorded, but no session ends for it.
+    """
+
+    request: str
+    model: str
+    purpose: Purpose
+    spender: Spender
+    caps: Caps
+    now: int
+    rates: Rates | Unpriced
+    input_tokens: int
+    max_output_tokens: int
+    min_output_tokens: int
+    scopes: tuple[str, ...] = ()
+    flaw: tuple[Outcome, str] | None = None
+    optional: bool = False
+    observe: bool = False
+    body: bytes | None = None
+    blob: Digest | None = None
+
+    def at(self, now: int) -> "Asking":
+        """Ask the same at a later moment: windows have moved on."""
+        return msgspec.structs.replace(self, now=now)
+
+    def legs(self, usd: int, tokens: int) -> tuple[Leg, ...]:
+        """Spread an amount over all scopes."""
+        return legs(self.caps, self.spender, self.now, usd=usd, tokens=tokens)
+
+    def everywhere(self) -> tuple[Leg, ...]:
+        """List every account that any amount could weigh on: the least amount weighs on all of them."""
+        return self.legs(1, 1)
+
+    def least_output(self) -> int:
+        """Tell the shortest answer that the request is still made for."""
+        return min(self.min_output_tokens, self.max_output_tokens)
+
+
+def rows_of(asking: Asking) -> list[RowKey]:
+    """Name every row that the decision looks at or changes."""
+    halts: list[RowKey] = [(HaltRow, (scope,)) for scope in asking.scopes]
+    return [*halts, *rows_of_hold(asking.request, asking.everywhere())]
+
+
+def weigh(asking: Asking, rows: Rows) -> Sequence[Draft]:
+    """Decide about a request."""
+    halt = halted(asking.scopes, asking.spender.session, rows)
+    if halt is not None:
+        return [_refusal(asking, "external_halt", halt)]
+    waived: list[Outcome] = []
+    for refusal in _refusals(asking, rows):
+        if not asking.observe:
+            return [_refusal(asking, *refusal)]
+        waived.append(refusal[0])
+    if outdated(asking.everywhere(), rows.now):
+        return []
+    fitting = _fitting(asking, rows)
+    verdict = _reserve(asking.legs(fitting.usd, fitting.tokens), rows)
+    if asking.observe:
+        if isinstance(verdict, CapReached):
+            waived.append("cost_cap_reached")
+        fitting = _bounded(asking, asking.max_output_tokens, rows.now, left=None)
+        verdict = _reserve(uncapped(asking.legs(fitting.usd, fitting.tokens)), rows)
+    match verdict:
+        case Reserved():
+            return [Draft(_intent(asking, verdict, fitting, waived), asking.body, asking.blob)]
+        case CapReached():
+            return _cap_reached(asking, verdict)
+        case MustWait():
+            return []
+
+
+def _refusals(asking: Asking, rows: Rows) -> Iterable[tuple[Outcome, str]]:
+    """R6: yield what stands against the request, the first reason first."""
+    if asking.flaw is not None:
+        yield asking.flaw
+    if isinstance(asking.rates, Unpriced) and _left(asking, rows, "usd") is not None:
+        yield ("disabled", asking.rates.sentence)
+
+
+def _left(asking: Asking, rows: Rows, unit: Unit) -> int | None:
+    """Tell the least that any cap leaves unspent, or None where no cap binds."""
+    unspent = (_unspent(leg, budget_row(rows, leg)) for leg in asking.everywhere() if leg.unit == unit)
+    return min((amount for amount in unspent if amount is not None), default=None)
+
+
+def _unspent(leg: Leg, budget: BudgetRow) -> int | None:
+    cap = budget.binding(leg.cap)
+    return None if cap is None else cap - budget.spent
+
+
+def _fitting(asking: Asking, rows: Rows) -> Estimate:
+    """Lower the most that the model may write to what the token budget and the caps leave."""
+    most = asking.max_output_tokens
+    tokens = _left(asking, rows, "tokens")
+    if tokens is not None:
+        most = max(asking.least_output(), min(most, tokens - asking.input_tokens))
+    return _bounded(asking, most, rows.now, _left(asking, rows, "usd"))
+
+
+def _bounded(asking: Asking, most: int, at: int, left: int | None) -> Estimate:
+    """Bound a request; one that is too dear is bounded at its least, so that the cap which it meets can be named."""
+    if isinstance(asking.rates, Unpriced):
+        return Estimate(most, 0, asking.input_tokens + most)
+    least = asking.least_output()
+    found = estimate(asking.rates, asking.input_tokens, most, at, left=left, min_output_tokens=least)
+    if isinstance(found, TooDear):
+        return Estimate(least, found.usd, asking.input_tokens + least)
+    return found
+
+
+def _reserve(held: Sequence[Leg], rows: Rows) -> Reserved | MustWait | CapReached:
+    return reserve(held, lambda leg: budget_row(rows, leg))
+
+
+def _cap_reached(asking: Asking, verdict: CapReached) -> Sequence[Draft]:
+    refusal = _refusal(asking, "cost_cap_reached", cap_sentence(verdict))
+    if asking.optional:
+        return [refusal]
+    return [Draft(CostCapReached.refusing(asking.request, asking.model, verdict)), refusal]
+
+
+def _refusal(asking: Asking, outcome: Outcome, sentence: str) -> Draft:
+    """Record a refusal. It names what was to be sent, so that erasing the session erases that too."""
+    event = RequestRefused(
+        request=asking.request, model=asking.model, purpose=asking.purpose, outcome=outcome, sentence=sentence
+    )
+    return Draft(event, asking.body, asking.blob)
+
+
+def _intent(asking: Asking, verdict: Reserved, fitting: Estimate, waived: Sequence[Outcome]) -> RequestStarted:
+    return RequestStarted(
+        request=asking.request,
+        model=asking.model,
+        purpose=asking.purpose,
+        legs=verdict.legs,
+        max_output_tokens=fitting.max_output_tokens,
+        observed=tuple(waived),
+    )

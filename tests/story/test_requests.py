@@ -1,0 +1,630 @@
+"""The door to a model: the brakes in their order, holds that are bounds, costs that are true, halts that are heard."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from halter.config.agent import agent_of
+from halter.config.fleet import fleet_of
+from halter.config.load import load_bytes
+from halter.config.resolve import resolve
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.errors import ModelError
+from halter.core.events import BodiesErased, RequestSettled, RequestStarted, SessionStarted
+from halter.core.ids import FLEET, WorkerId, session_stream
+from halter.core.messages import Message, Prompt, Reply, Text, ToolCall, ToolResult, user
+from halter.core.money import Account, BudgetRow, dollars
+from halter.core.ports import Committed, Draft, Lease, Query, Stored, Write, said
+from halter.core.rows import HoldRow, SpendRow
+from halter.core.spec import Phase
+from halter.core.tools import Permit, ToolSpec
+from halter.core.usage import ModelName, Price, PriceTable, Rates, Unpriced, Usage
+from halter.guard.ask import Standing
+from halter.guard.chokepoint import Door
+from halter.guard.flight import StillHeld
+from halter.guard.halts import halt, resume
+from halter.guard.purse import Purse, change_cap
+from halter.guard.recovery import Doubt, Recovery
+from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request
+from halter.journal.relay import Relay
+from halter.journal.verify import verify
+from halter.models.prices import Prices, Tariff, stated
+from halter.models.scripted import Failure, Line, Scripted, say
+from halter.state import life
+from halter.state.receipt import receipt
+from halter.state.session import replay
+from halter.testing.world import World
+
+SCOPES = ("session:s", "agent:desk", "fleet")
+PAID = ModelName("test", "paid")
+FLEET_FILE = "models: {'test:paid': {price: {input: 1, output: 1}}}\n"
+"""A token costs a micro-dollar, so that sums can be followed by eye."""
+
+
+def policy_of(limits: str = "{}", fleet: str = "", agent: str = "") -> Standing:
+    ours = fleet_of(load_bytes((FLEET_FILE + fleet).encode(), "halter.yaml"))
+    theirs = agent_of(load_bytes(f"name: desk\nlimits: {limits}\n{agent}".encode(), "agent.yaml"))
+    resolved = resolve(ours, theirs)
+    return Standing("s", "desk", Phase("work", None), resolved, str(resolved.digest()))
+
+
+def prompt(text: str = "What is new?", most: int = 1000) -> Prompt:
+    return Prompt(system="Be brief.", messages=(user(text),), max_output_tokens=most)
+
+
+def answers(*lines: Line | str, world: World, name: ModelName = PAID) -> Scripted:
+    usage = Usage(input_tokens=100, output_tokens=20)
+    return Scripted([say(line, usage) if isinstance(line, str) else line for line in lines], world.clock, name)
+
+
+class Desk:
+    """A session with its door to models."""
+
+    def __init__(self, world: World, lease: Lease, standing: Standing) -> None:
+        self.world = world
+        self.lease = lease
+        self.standing = standing
+        self.door = ModelDoor(
+            world.store,
+            world.clock,
+            world.purse,
+            Prices(standing.policy.prices),
+            redact=lambda text: text.replace("hunter2", "[redacted]"),
+        )
+
+    async def asks(self, model: Any, name: str = "s.1", attempt: int = 0, **more: Any) -> Any:
+        request = Request(**{"id": name, "prompt": prompt(), **more})
+        return await self.door.guarded_request(self.lease, self.standing, request, model, attempt)
+
+    async def events(self) -> list[Stored]:
+        return (await self.world.events(session_stream("s")))[1:]
+
+    async def kinds(self) -> list[str]:
+        return [event.kind for event in await self.events()]
+
+    async def started(self) -> RequestStarted:
+        (event,) = [each.event for each in await self.events() if isinstance(each.event, RequestStarted)]
+        return event
+
+    async def budget(self, scope: str = "session:s", unit: str = "usd") -> BudgetRow:
+        rows = await self.world.store.ask(Query("budgets", BudgetRow))
+        (row,) = [row for row in rows if (row.scope, row.unit) == (scope, unit)]
+        return row
+
+    async def holds(self) -> list[str]:
+        return [row.hold for row in await self.world.store.ask(Query("holds", HoldRow))]
+
+
+async def desk_in(world: World, standing: Standing | None = None) -> Desk:
+    await world.store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
+    (lease,) = await world.store.claim(WorkerId("w"), 1)
+    return Desk(world, lease, standing or policy_of())
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[World], Awaitable[None]]], None]:
+    """Run a story in a world on either store, and see that its tables can be made again from its events."""
+
+    def living(story: Callable[[World], Awaitable[None]]) -> None:
+        with World(7, path=None if request.param == "memory" else tmp_path / "halter.db") as world:
+            world.run(checked(story, world))
+
+    async def checked(story: Callable[[World], Awaitable[None]], world: World) -> None:
+        await story(world)
+        assert (await verify(world.journal)).ok
+
+    return living
+
+
+Live = Callable[[Callable[[World], Awaitable[None]]], None]
+
+
+def test_a_model_is_asked_between_its_intent_and_its_outcome_and_costs_what_it_used(live: Live) -> None:
+    async def story(world: World) -> None:
+        desk, model = await desk_in(world), answers("Nothing.", world=world)
+        answer = await desk.asks(model)
+        assert answer == Answered("s.1/0", Reply((Text("Nothing.", "model", False),), "end", Usage(100, 20)), 120, 1000)
+        assert await desk.kinds() == ["request_started", "request_settled"]
+        for scope in ("session:s", "agent:desk", "fleet"):
+            row = await desk.budget(scope)
+            assert (row.spent, row.held) == (120, 0)
+        (spend,) = await world.store.ask(Query("all_spends", SpendRow))
+        assert (spend.hold, spend.name, spend.purpose, spend.usd) == ("s.1/0", "test:paid", "turn", 120)
+        assert (spend.input_tokens, spend.output_tokens) == (100, 20)
+        assert spend.held_usd > 1000
+
+    live(story)
+
+
+async def test_what_was_sent_and_what_was_answered_can_be_read_in_the_journal(world: World) -> None:
+    desk = await desk_in(world)
+    long = "A long tale. " * 10_000
+    await desk.asks(answers(long, world=world), prompt=prompt(long, most=10))
+    began, ended = await desk.events()
+    assert began.blob is not None
+    assert ended.blob is not None
+    sent = msgspec.json.decode(await said(world.store, began), type=Prompt)
+    assert sent == prompt(long, most=10)
+    assert msgspec.json.decode(await said(world.store, ended), type=Reply).text == long
+
+
+async def test_who_asks_twice_for_one_request_is_told_twice_and_the_model_is_asked_once(world: World) -> None:
+    desk, model = await desk_in(world), answers("One.", "Two.", world=world)
+    first = await desk.asks(model)
+    assert await desk.asks(model) == first
+    assert len(model.asked) == 1
+    assert (await desk.asks(model, attempt=1)).reply.text == "Two."
+
+
+async def test_a_failure_is_told_again_as_it_was(world: World) -> None:
+    fails = Failure(kind="Busy", message="come back", billed=False, unavailable=True, retry_after=30 * SECOND)
+    desk, model = await desk_in(world), answers(Line(reply=Reply(()), fails=fails), world=world)
+    first = await desk.asks(model)
+    assert first == FailedRequest("s.1/0", "error", "Busy: come back", 0, True, 30 * SECOND)
+    assert await desk.asks(model) == first
+    assert len(model.asked) == 1
+
+
+class Repeating(Relay):
+    """A store whose first answer is lost each time, so that the same write is sent again."""
+
+    async def commit(self, write: Write) -> Committed:
+        await self._store.commit(write)
+        return await self._store.commit(write)
+
+
+async def test_a_request_whose_admission_was_confirmed_late_is_asked_all_the_same_and_once(world: World) -> None:
+    desk, model = await desk_in(world), answers("Yes.", world=world)
+    store = Repeating(world.store)
+    desk.door = ModelDoor(
+        store, world.clock, Purse(store, world.clock), Prices(desk.standing.policy.prices), redact=str
+    )
+    assert (await desk.asks(model)).cost_usd == 120
+    assert await desk.kinds() == ["request_started", "request_settled"]
+    assert len(model.asked) == 1
+
+
+async def test_an_answer_that_was_erased_is_gone_and_not_asked_for_again(world: World) -> None:
+    desk, model = await desk_in(world), answers("Secret.", "Again.", world=world)
+    await desk.asks(model)
+    stream = session_stream("s")
+    erased = BodiesErased(stream=stream, through=9, by="ada")
+    await world.store.commit(Write(FLEET, "erase", lambda _: [Draft(erased)], others=(stream,)))
+    answer = await desk.asks(model)
+    assert answer == FailedRequest("s.1/0", "error", "Erased: what the model answered was erased", 120)
+    assert len(model.asked) == 1
+
+
+async def test_what_was_to_be_sent_goes_with_the_refusal_and_can_be_erased_with_it(world: World) -> None:
+    desk = await desk_in(world, policy_of("{max_cost_usd: 0.0001}"))
+    await desk.asks(answers(world=world), prompt=prompt("A long tale. " * 10_000))
+    _, refused = await desk.events()
+    assert refused.blob is not None
+    erased = BodiesErased(stream=session_stream("s"), through=9, by="ada")
+    await world.store.commit(Write(FLEET, "erase", lambda _: [Draft(erased)], others=(session_stream("s"),)))
+    with pytest.raises(KeyError):
+        await world.store.get(refused.blob)
+
+
+async def test_a_request_that_would_trip_all_brakes_reports_the_halt_then_the_model_then_the_money(
+    world: World,
+) -> None:
+    standing = policy_of("{max_cost_usd: 0.0001}", agent="allowed_models: ['other:*']\n")
+    desk, model = await desk_in(world, standing), answers("No.", world=world)
+    await world.store.commit(halt("fleet", "ada", "halt", "enough"))
+    assert await desk.asks(model) == RefusedRequest("s.1/0", "external_halt", "fleet was halted by ada: enough.")
+    await world.store.commit(resume("fleet", "ada", "resume"))
+    assert (await desk.asks(model)).outcome == "external_halt"
+    second = await desk.asks(model, attempt=1)
+    assert second.outcome == "disabled"
+    assert second.sentence == "test:paid may not be asked by desk: `allowed_models` has other:*."
+    desk.standing = policy_of("{max_cost_usd: 0.0001}")
+    assert (await desk.asks(model, attempt=2)).outcome == "cost_cap_reached"
+    assert await desk.kinds() == ["request_refused", "request_refused", "cost_cap_reached", "request_refused"]
+    assert model.asked == []
+    brakes = receipt(await world.events(session_stream("s"))).brakes
+    assert [(brake.code, brake.refused) for brake in brakes] == [
+        ("external_halt", "s.1/0"),
+        ("disabled", "s.1/1"),
+        ("cost_cap_reached", "s.1/2"),
+    ]
+    assert brakes[-1].scope == "session:s"
+
+
+async def test_a_model_without_a_price_is_refused_while_a_cap_binds_and_told_what_to_write(world: World) -> None:
+    desk = await desk_in(world)
+    model = answers("No.", world=world, name=ModelName("nobody", "knows"))
+    answer = await desk.asks(model)
+    assert answer.outcome == "disabled"
+    assert "The price of nobody:knows is not known" in answer.sentence
+    assert "`price: free`" in answer.sentence
+    assert model.asked == []
+
+
+NO_CAPS = "{max_cost_usd: none, max_cost_usd_per_day: none}"
+NO_FLEET_CAPS = (
+    "agents: {limits: {max_cost_usd: none, max_cost_usd_per_day: none}}\nlimits: {max_cost_usd_per_day: none}\n"
+)
+
+
+async def test_a_model_without_a_price_may_be_asked_where_no_cap_binds_until_a_person_sets_one(world: World) -> None:
+    desk = await desk_in(world, policy_of(NO_CAPS, NO_FLEET_CAPS))
+    model = answers("Yes.", "No.", world=world, name=ModelName("nobody", "knows"))
+    assert (await desk.asks(model)).cost_usd == 0
+    await world.store.commit(change_cap(Account("session:s", "", "usd"), dollars(1), "ada", "cap"))
+    assert (await desk.asks(model, "s.2")).outcome == "disabled"
+    assert len(model.asked) == 1
+
+
+def test_the_answer_is_kept_shorter_where_the_money_is_short(live: Live) -> None:
+    async def story(world: World) -> None:
+        desk, model = await desk_in(world, policy_of("{max_cost_usd: 0.0006}")), answers("Short.", world=world)
+        answer = await desk.asks(model)
+        started = await desk.started()
+        (sent,) = model.asked
+        assert 256 <= sent.max_output_tokens < 1000
+        assert sent.max_output_tokens == started.max_output_tokens == answer.max_output_tokens
+        assert {leg.amount for leg in started.legs if leg.unit == "usd"} == {600}
+
+    live(story)
+
+
+async def test_a_request_whose_shortest_useful_answer_does_not_fit_is_a_cap_reached(world: World) -> None:
+    desk, model = await desk_in(world, policy_of("{max_cost_usd: 0.0003}")), answers("No.", world=world)
+    answer = await desk.asks(model)
+    assert answer.outcome == "cost_cap_reached"
+    assert "$0.0003 is left of the cap of session:s" in answer.sentence
+    assert (await desk.asks(model, "s.2", prompt=prompt(most=50))).reply.text == "No."
+
+
+async def test_the_shortest_useful_answer_is_what_the_agent_says(world: World) -> None:
+    limits = "{max_cost_usd: 0.0003, min_output_tokens: 20}"
+    desk, model = await desk_in(world, policy_of(limits)), answers("Yes.", world=world)
+    await desk.asks(model)
+    assert 20 <= model.asked[0].max_output_tokens < 256
+
+
+async def test_a_token_budget_shortens_the_answer_counts_uncached_tokens_and_then_refuses(world: World) -> None:
+    desk = await desk_in(world, policy_of("{token_budget: 700}"))
+    cached = Usage(input_tokens=400, output_tokens=20, cache_read_tokens=380)
+    model = answers(say("One.", cached), say("Two.", Usage(500, 100)), world=world)
+    await desk.asks(model)
+    assert model.asked[0].max_output_tokens < 1000
+    assert (await desk.budget(unit="tokens")).spent == 40
+    await desk.asks(model, "s.2")
+    answer = await desk.asks(model, "s.3")
+    assert answer.outcome == "cost_cap_reached"
+    assert "60 are left of the token budget of session:s." in answer.sentence
+
+
+def over_time(events: list[Stored]) -> list[int]:
+    """What is spent and held for the fleet after each event."""
+    held: dict[str, int] = {}
+    sums: list[int] = []
+    spent = 0
+    for stored in events:
+        match stored.event:
+            case RequestStarted(request=name, legs=legs):
+                held[name] = max(leg.amount for leg in legs if leg.scope == "fleet")
+            case RequestSettled(request=name, charge=charge) if charge is not None:
+                spent += charge.usd
+                del held[name]
+            case _:
+                pass
+        sums.append(spent + sum(held.values()))
+    return sums
+
+
+CAP = dollars("0.005")
+
+
+async def twenty_at_once(world: World, prices: PriceTable | None = None) -> tuple[Desk, Scripted, list[Any]]:
+    desk = await desk_in(world, policy_of(fleet="limits: {max_cost_usd_per_day: 0.005}\n"))
+    if prices is not None:
+        desk.door = ModelDoor(world.store, world.clock, world.purse, prices, redact=str)
+    model = answers(*[say("Yes.", Usage(100, 500), takes=2 * SECOND)] * 20, world=world)
+    return desk, model, await asyncio.gather(*(desk.asks(model, f"s.{number}") for number in range(20)))
+
+
+def test_of_twenty_requests_at_once_under_one_cap_none_is_ever_admitted_above_it(live: Live) -> None:
+    async def story(world: World) -> None:
+        desk, model, outcomes = await twenty_at_once(world)
+        answered = [each for each in outcomes if isinstance(each, Answered)]
+        refused = [each for each in outcomes if isinstance(each, RefusedRequest)]
+        assert len(answered) + len(refused) == 20
+        assert len(answered) == len(model.asked) > 5
+        assert max(over_time(await desk.events())) <= CAP
+        assert (await desk.budget("fleet")).spent == 600 * len(answered)
+
+    live(story)
+
+
+class Flattering(Tariff, frozen=True):
+    """A price whose bound is none: it says what people like to hear."""
+
+    def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
+        return 1
+
+
+class Flatterer:
+    def find(self, model: ModelName, base_url: str | None = None) -> Rates | Unpriced:
+        honest = stated(Price(Decimal(1), Decimal(1)))
+        return Flattering(honest.periods, honest.loading)
+
+
+async def test_with_a_bound_that_is_none_the_same_twenty_are_seen_to_pass_the_cap(world: World) -> None:
+    desk, model, _ = await twenty_at_once(world, Flatterer())
+    assert len(model.asked) == 20
+    assert max(over_time(await desk.events())) > CAP
+
+
+async def test_who_waits_for_money_in_vain_is_told_so_and_nothing_is_written(world: World) -> None:
+    desk = await desk_in(world, policy_of("{max_cost_usd: 0.0015}"))
+    model = answers(say("Slow.", takes=5 * MINUTE), "Quick.", world=world)
+    first = asyncio.create_task(desk.asks(model))
+    await world.advance(SECOND)
+    before = world.now
+    assert await desk.asks(model, "s.2") == StillHeld("s.2/0")
+    assert world.now - before == MINUTE
+    assert await desk.kinds() == ["request_started"]
+    assert isinstance(await first, Answered)
+
+
+async def test_who_waited_past_midnight_spends_the_new_days_money(world: World) -> None:
+    desk = await desk_in(world, policy_of(fleet="limits: {max_cost_usd_per_day: 0.0015}\n"))
+    await world.advance(DAY - world.now % DAY - SECOND)
+    model = answers(say("Slow.", takes=5 * SECOND), "Quick.", world=world)
+    first = asyncio.create_task(desk.asks(model))
+    await world.advance(SECOND // 2)
+    second = await desk.asks(model, "s.2")
+    assert isinstance(second, Answered)
+    assert not first.done()
+    await first
+    rows = [row for row in await world.store.ask(Query("budgets", BudgetRow)) if row.scope == "fleet"]
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+async def test_a_halt_in_any_scope_cancels_a_request_in_flight_within_a_second(world: World, scope: str) -> None:
+    stopped: list[int] = []
+
+    class Stuck(Scripted):
+        async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+            permit.use()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                stopped.append(world.now)
+            raise AssertionError
+
+    desk = await desk_in(world)
+    running = asyncio.create_task(desk.asks(Stuck([], world.clock, PAID)))
+    await world.advance(10 * SECOND)
+    halted_at = world.now
+    await world.store.commit(halt(scope, "ada", "halt"))
+    answer = await running
+    assert (answer.outcome, answer.error, answer.may_retry) == ("external_halt", f"{scope} was halted.", False)
+    assert stopped[0] - halted_at < SECOND
+    assert await desk.holds() == []
+    held = max(leg.amount for leg in (await desk.started()).legs if leg.unit == "usd")
+    assert answer.cost_usd == (await desk.budget()).spent == held
+
+
+async def test_a_request_that_takes_too_long_is_stopped_and_settles_at_its_hold(world: World) -> None:
+    desk, model = await desk_in(world), answers(say("Late.", takes=HOUR), world=world)
+    before = world.now
+    answer = await desk.asks(model, timeout=5 * SECOND)
+    assert (answer.outcome, answer.may_retry, world.now - before) == ("timeout", True, 5 * SECOND)
+    assert answer.cost_usd > 1000
+    assert await desk.holds() == []
+
+
+class Interrupted(Scripted):
+    """A wire that reports what was used until it was stopped."""
+
+    async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+        permit.use()
+        try:
+            await self._clock.sleep(HOUR)
+        except asyncio.CancelledError:
+            raise ModelError("Cut: the stream was cut", usage=Usage(100, 7)) from None
+        raise AssertionError
+
+
+async def test_a_request_that_was_cut_settles_at_what_was_reported(world: World) -> None:
+    desk = await desk_in(world)
+    answer = await desk.asks(Interrupted([], world.clock, PAID), timeout=5 * SECOND)
+    assert (answer.outcome, answer.cost_usd) == ("timeout", 107)
+    assert (await desk.budget()).spent == 107
+    assert (await desk.budget(unit="tokens")).spent == 107
+
+
+class Punctual(Scripted):
+    """A wire that needs exactly the time that it has, and remembers whether it had answered."""
+
+    finished = False
+
+    async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+        reply = await super().ask(prompt, permit)
+        self.finished = True
+        return reply
+
+
+def test_an_answer_that_was_given_just_as_its_time_was_up_is_never_thrown_away() -> None:
+    kept: set[bool] = set()
+
+    async def story(world: World) -> None:
+        desk = await desk_in(world)
+        model = Punctual([say("Just in time.", Usage(100, 20), takes=5 * SECOND)], world.clock, PAID)
+        answer = await desk.asks(model, timeout=5 * SECOND)
+        assert isinstance(answer, Answered) == model.finished
+        kept.add(model.finished)
+
+    for seed in range(20):
+        with World(seed) as world:
+            world.run(story(world))
+    assert True in kept
+
+
+class Stubborn(Interrupted):
+    """A wire that answers with what it has when it is stopped."""
+
+    async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+        try:
+            return await super().ask(prompt, permit)
+        except ModelError as cut:
+            return Reply((), "end", cut.usage)
+
+
+async def test_a_wire_that_answers_when_it_is_stopped_is_charged_what_it_reports(world: World) -> None:
+    desk = await desk_in(world)
+    answer = await desk.asks(Stubborn([], world.clock, PAID), timeout=5 * SECOND)
+    assert (answer.outcome, answer.cost_usd) == ("timeout", 107)
+
+
+async def test_a_cancelled_request_gets_its_outcome_too(world: World) -> None:
+    desk, model = await desk_in(world), answers(say("Late.", takes=HOUR), world=world)
+    running = asyncio.create_task(desk.asks(model))
+    await world.advance(SECOND)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await desk.kinds() == ["request_started", "request_settled"]
+    assert await desk.holds() == []
+    assert (await desk.asks(model)).outcome == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("fails", "usage", "cost", "may_retry"),
+    [
+        (Failure(billed=False, unavailable=True), None, 0, True),
+        (Failure(billed=False), None, 0, False),
+        (Failure(billed=True), Usage(100, 3), 103, False),
+        (Failure(billed=True, unavailable=True), None, None, True),
+    ],
+)
+async def test_a_failure_costs_nothing_only_where_that_is_sure(
+    world: World, fails: Failure, usage: Usage | None, cost: int | None, *, may_retry: bool
+) -> None:
+    desk, model = await desk_in(world), answers(Line(reply=Reply((), "end", usage), fails=fails), world=world)
+    answer = await desk.asks(model)
+    held = max(leg.amount for leg in (await desk.started()).legs if leg.unit == "usd")
+    assert (answer.outcome, answer.may_retry) == ("error", may_retry)
+    assert answer.cost_usd == (await desk.budget()).spent == (held if cost is None else cost)
+    assert await desk.holds() == []
+
+
+async def test_an_answer_without_a_usage_or_with_an_absurd_one_settles_at_its_hold(world: World) -> None:
+    desk, model = await desk_in(world), answers(say("One."), say("Two.", Usage(10**30)), world=world)
+    for name in ("s.1", "s.2"):
+        answer = await desk.asks(model, name)
+        assert answer.cost_usd > 1000
+        assert answer.reply.usage is None
+
+
+async def test_a_truth_beyond_the_cap_is_recorded_with_an_incident_and_the_answer_is_kept(world: World) -> None:
+    desk = await desk_in(world, policy_of("{max_cost_usd: 0.0015}"))
+    answer = await desk.asks(answers(say("Dear.", Usage(5000, 20)), world=world))
+    assert (answer.reply.text, answer.cost_usd) == ("Dear.", 5020)
+    assert await desk.kinds() == ["request_started", "request_settled", "overrun_incurred"]
+    assert (await desk.budget()).overrun == 5020 - 1500
+
+
+async def test_secrets_are_masked_before_the_journal_and_the_model_and_whoever_asked(world: World) -> None:
+    desk = await desk_in(world)
+    parts = (Text("It is hunter2."), ToolCall("1", "login", '{"password":"hunter2"}'))
+    told = Message("user", (ToolResult("1", "login", "ok", "hunter2 is right"),))
+    model = answers(Line(reply=Reply(parts, "calls", Usage(100, 20))), world=world)
+    tool = ToolSpec(name="login", description="Never say hunter2.", schema=b"{}")
+    secret = Prompt(
+        system="hunter2", messages=(user("hunter2\ud800"), Message("assistant", parts), told), tools=(tool,)
+    )
+    answer = await desk.asks(model, prompt=secret)
+    assert answer.reply.parts == (
+        Text("It is [redacted]."),
+        ToolCall("1", "login", '{"password":"[redacted]"}'),
+    )
+    assert b"hunter2" not in msgspec.json.encode(model.asked)
+    for event in await desk.events():
+        assert b"hunter2" not in (event.body or b"") + event.facts
+    assert await desk.asks(model, prompt=secret) == answer
+
+
+async def test_a_failures_words_are_masked_too(world: World) -> None:
+    desk = await desk_in(world)
+    fails = Failure(kind="Unauthorized", message="the key hunter2 is wrong", billed=False)
+    answer = await desk.asks(answers(Line(reply=Reply(()), fails=fails), world=world))
+    assert answer.error == "Unauthorized: the key [redacted] is wrong"
+    assert all(b"hunter2" not in event.facts for event in await desk.events())
+
+
+async def test_observing_lets_pass_and_records_what_would_have_been_refused(world: World) -> None:
+    standing = policy_of("{max_cost_usd: 0.0001}", "observe: true\n", "allowed_models: ['other:*']\n")
+    desk, model = await desk_in(world, standing), answers("Yes.", world=world)
+    answer = await desk.asks(model)
+    assert (answer.reply.text, answer.max_output_tokens) == ("Yes.", 1000)
+    assert (await desk.started()).observed == ("disabled", "cost_cap_reached")
+
+
+async def test_a_halt_is_obeyed_also_by_those_that_are_only_observed(world: World) -> None:
+    desk, model = await desk_in(world, policy_of(fleet="observe: true\n")), answers("No.", world=world)
+    await world.store.commit(halt("agent:desk", "ada", "halt"))
+    assert (await desk.asks(model)).outcome == "external_halt"
+
+
+async def test_a_refusal_of_what_can_be_done_without_neither_waits_nor_marks_the_cap_as_reached(world: World) -> None:
+    desk = await desk_in(world, policy_of("{max_cost_usd: 0.0015}"))
+    model = answers(say("Slow.", Usage(1400), takes=MINUTE), world=world)
+    first = asyncio.create_task(desk.asks(model))
+    await world.advance(SECOND)
+    before = world.now
+    assert await desk.asks(model, "s.2", optional=True) == StillHeld("s.2/0")
+    assert world.now == before
+    await first
+    assert (await desk.asks(model, "s.3", optional=True)).outcome == "cost_cap_reached"
+    assert not (await world.session("s")).cost_cap_reached
+    (brake,) = receipt(await world.events(session_stream("s"))).brakes
+    assert (brake.code, brake.refused) == ("cost_cap_reached", "s.3/0")
+
+
+def test_a_crash_between_intent_and_outcome_leaves_the_hold_and_recovery_settles_it_at_its_maximum(live: Live) -> None:
+    async def story(world: World) -> None:
+        desk, model = await desk_in(world), answers(say("Never heard.", takes=MINUTE), "Heard.", world=world)
+
+        async def lives_too_short() -> None:
+            await desk.asks(model)
+
+        world.spawn(lives_too_short())
+        await world.advance(10 * SECOND)
+        await world.restart()
+        assert await Desk(world, desk.lease, desk.standing).holds() == ["s.1/0"]
+        await world.advance(MINUTE)
+        (lease,) = await world.store.claim(WorkerId("successor"), 1)
+        heir = Desk(world, lease, desk.standing)
+        again = await heir.asks(model)
+        assert (again.outcome, again.may_retry) == ("unknown", True)
+        assert len(model.asked) == 1
+        (flight,) = replay(await world.events(session_stream("s"))).in_flight.values()
+        door = Door(world.store, world.clock, world.purse, redact=str)
+        await Recovery(world.store, world.purse, door, {}).resolve(lease, Doubt(flight, None, None, SCOPES))
+        row = await heir.budget()
+        assert (row.spent, row.held) == (flight.most().usd, 0)
+        told = await heir.asks(model)
+        assert (told.outcome, told.may_retry, told.cost_usd) == ("unknown", True, flight.most().usd)
+        assert (await heir.asks(model, attempt=1)).reply.text == "Heard."
+
+    live(story)
+
+
+async def test_a_successor_is_given_the_answer_that_its_predecessor_paid_for(world: World) -> None:
+    desk, model = await desk_in(world), answers("Paid.", "Again.", world=world)
+    first = await desk.asks(model)
+    await world.advance(MINUTE)
+    (lease,) = await world.store.claim(WorkerId("successor"), 1)
+    assert await Desk(world, lease, desk.standing).asks(model) == first
+    assert len(model.asked) == 1

@@ -1,0 +1,178 @@
+"""A look ahead before a call: predicted once, paid like everything else, and never in anybody's way."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from halter.config.agent import agent_of
+from halter.config.fleet import fleet_of
+from halter.config.load import load_bytes
+from halter.config.resolve import resolve
+from halter.core.clock import MINUTE, SECOND
+from halter.core.events import RequestStarted, SessionStarted
+from halter.core.ids import WorkerId, session_stream
+from halter.core.messages import Reply, Text
+from halter.core.ports import Query
+from halter.core.rows import SpendRow
+from halter.core.spec import Phase
+from halter.core.usage import ModelName, Usage
+from halter.guard.ask import Call, Prepared, Standing, prepare
+from halter.guard.halts import halt
+from halter.guard.request import ModelDoor
+from halter.guard.simulation import LABEL, NotSimulated, Simulated, Simulator
+from halter.models.prices import Prices
+from halter.models.scripted import Failure, Line, Scripted, say
+from halter.state import life
+from halter.testing.world import World
+from halter.tools.tool import tool
+
+PRICES = "models: {'test:paid': {price: {input: 1, output: 1}}}\n"
+USED = Usage(200, 50)
+
+
+@tool(level="RESTRICTED")
+def drop(table: str) -> str:
+    """Drop a table."""
+    return table
+
+
+@tool(level="CONTROLLED")
+def note(table: str) -> str:
+    """Write a note."""
+    return table
+
+
+def standing_of(fleet: str = "", limits: str = "{}") -> Standing:
+    ours = fleet_of(load_bytes((PRICES + fleet).encode(), "halter.yaml"))
+    resolved = resolve(ours, agent_of(load_bytes(f"name: desk\nlimits: {limits}\n".encode(), "agent.yaml")))
+    return Standing("s", "desk", Phase("work", None), resolved, str(resolved.digest()))
+
+
+class Desk:
+    def __init__(self, world: World, standing: Standing, lines: list[Line] | None) -> None:
+        self.world = world
+        self.standing = standing
+        self.model = None if lines is None else Scripted(lines, world.clock, ModelName("test", "paid"))
+        prices = Prices(standing.policy.prices)
+        self.door = ModelDoor(world.store, world.clock, world.purse, prices, redact=str)
+        self.simulator = Simulator(self.door, world.clock, self.model)
+
+    async def begin(self) -> "Desk":
+        event = SessionStarted(session="s", agent="desk", kind="task", started_by="ada")
+        await self.world.store.commit(life.start(event))
+        (self.lease,) = await self.world.store.claim(WorkerId("w"), 1)
+        return self
+
+    def prepared(self, call: str = "s.1", using: Any = drop, table: str = "orders") -> Prepared:
+        arguments = b'{"table": "%s"}' % table.encode()
+        return prepare(self.standing, Call(call, using.spec.name, arguments), using, self.world.now, 0)
+
+    async def simulates(self, prepared: Prepared | None = None, situation: str = "") -> Simulated | NotSimulated:
+        return await self.simulator.simulate(self.lease, self.standing, prepared or self.prepared(), situation)
+
+    @property
+    def asked(self) -> int:
+        return len(self.model.asked) if self.model else 0
+
+
+async def desk_in(world: World, *lines: Line, standing: Standing | None = None) -> Desk:
+    return await Desk(world, standing or standing_of(), list(lines)).begin()
+
+
+async def test_a_call_that_a_person_is_asked_about_is_predicted_shortly_and_paid_for(world: World) -> None:
+    desk = await desk_in(world, say(" The table would be gone. ", USED))
+    assert await desk.simulates(situation="cleaning up") == Simulated(f"{LABEL} The table would be gone.")
+    (sent,) = desk.model.asked if desk.model else ()
+    assert sent.max_output_tokens == 300
+    said = "\n".join(part.text for part in sent.messages[0].parts if isinstance(part, Text))
+    assert "drop: Drop a table." in said
+    assert '"table":"orders"' in said
+    assert "cleaning up" in said
+    (spend,) = await world.store.ask(Query("all_spends", SpendRow))
+    assert (spend.purpose, spend.usd, spend.hold) == ("simulation", 250, "s.1/simulation/0")
+
+
+async def test_the_same_call_in_the_same_situation_is_predicted_once_in_five_minutes(world: World) -> None:
+    desk = await desk_in(world, *(say(f"{number}.", USED) for number in range(5)))
+    first = await desk.simulates()
+    assert await desk.simulates(desk.prepared("s.2")) == first
+    assert desk.asked == 1
+    await desk.simulates(desk.prepared("s.3"), "another situation")
+    await desk.simulates(desk.prepared("s.4", table="people"))
+    assert desk.asked == 3
+    await world.advance(5 * MINUTE)
+    assert await desk.simulates(desk.prepared("s.5")) != first
+    assert desk.asked == 4
+
+
+async def test_a_prediction_of_the_same_call_is_not_paid_twice_also_when_it_was_forgotten(world: World) -> None:
+    desk = await desk_in(world, say("Gone.", USED), say("Not asked for.", USED))
+    first = await desk.simulates()
+    await world.advance(MINUTE * 10)
+    assert await desk.simulates() == first
+    assert desk.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("fleet", "using", "predicted"),
+    [
+        ("", drop, True),
+        ("", note, False),
+        ("mode: FULL\n", drop, False),
+        ("mode: FULL\npolicy: {tools: {drop: {simulate: always}}}\n", drop, True),
+        ("policy: {tools: {drop: {simulate: never}}}\n", drop, False),
+        ("policy: {disabled: [drop]}\n", drop, False),
+    ],
+)
+async def test_only_what_the_levels_name_is_predicted(world: World, fleet: str, using: Any, *, predicted: bool) -> None:
+    desk = await desk_in(world, say("Gone.", USED), standing=standing_of(fleet))
+    answer = await desk.simulates(desk.prepared(using=using))
+    assert isinstance(answer, Simulated) == predicted
+    assert desk.asked == int(predicted)
+
+
+async def test_without_a_model_nothing_is_predicted(world: World) -> None:
+    desk = await Desk(world, standing_of(), None).begin()
+    assert await desk.simulates() == NotSimulated("There is no model for simulations.")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (Line(reply=Reply(()), fails=Failure(kind="Busy", message="later")), "Busy: later"),
+        (say("Too late.", takes=MINUTE), "TimeoutError: test:paid took longer than it may"),
+        (say("  "), "The model did not say what it expects."),
+        (Line(reply=Reply((), "refused")), "The model did not say what it expects."),
+    ],
+)
+async def test_a_failing_simulation_is_no_simulation(world: World, line: Line, reason: str) -> None:
+    desk = await desk_in(world, line)
+    assert await desk.simulates() == NotSimulated(reason)
+
+
+async def test_a_simulation_that_the_cap_refuses_ends_no_session(world: World) -> None:
+    desk = await desk_in(world, standing=standing_of(limits="{max_cost_usd: 0.0001}"))
+    answer = await desk.simulates()
+    assert isinstance(answer, NotSimulated)
+    assert "is left of the cap of session:s" in answer.reason
+    assert not (await world.session("s")).cost_cap_reached
+
+
+async def test_a_simulation_does_not_wait_for_money_and_stops_at_a_halt(world: World) -> None:
+    desk = await desk_in(world, say("Slow.", takes=20 * SECOND), standing=standing_of(limits="{max_cost_usd: 0.0013}"))
+    first = asyncio.create_task(desk.simulates())
+    await world.advance(SECOND)
+    before = world.now
+    second = await desk.simulates(desk.prepared("s.2", table="people"))
+    assert (second, world.now) == (NotSimulated("The money for it is held by others."), before)
+    await world.store.commit(halt("fleet", "ada", "halt"))
+    assert await first == NotSimulated("fleet was halted.")
+    assert world.now - before < SECOND
+
+
+async def test_simulations_are_told_apart_by_their_purpose(world: World) -> None:
+    desk = await desk_in(world, say("Gone.", USED))
+    await desk.simulates()
+    (started,) = [e.event for e in await world.events(session_stream("s")) if isinstance(e.event, RequestStarted)]
+    assert started.purpose == "simulation"
