@@ -2,13 +2,15 @@
 
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from halter.core.errors import ConfigError
+from halter.core.ids import AGENT
+from halter.core.tools import STARTED_BY_AGENT
 
 _STATE: Final = ("XDG_STATE_HOME", ".local/state")
 _CONFIG: Final = ("XDG_CONFIG_HOME", ".config")
@@ -21,6 +23,8 @@ class Settings(msgspec.Struct, frozen=True):
     checkpoints: Path
     signing_key: Path
     person: str
+    trust: Path
+    fleet: Path | None
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None, store: str | None = None) -> Settings:
@@ -39,8 +43,25 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
         store=store or environ.get("HALTER_STORE") or str(place("HALTER_STORE", *_STATE, "halter.db")),
         checkpoints=place("HALTER_CHECKPOINTS", *_STATE, "checkpoints"),
         signing_key=place("HALTER_SIGNING_KEY", *_CONFIG, "signing.key"),
-        person=environ.get("HALTER_PERSON") or environ.get("LOGNAME") or environ.get("USER") or login(os.getuid()),
+        person=_person(environ),
+        trust=place("HALTER_TRUST", *_CONFIG, "trust.json"),
+        fleet=_fleet(environ, place),
     )
+
+
+def _fleet(environ: Mapping[str, str], place: Callable[[str, str, str, str], Path]) -> Path | None:
+    """Find the fleet's file: the named one, one in this folder, or the usual one. Without any, defaults hold."""
+    if environ.get("HALTER_FLEET"):
+        return Path(environ["HALTER_FLEET"])
+    places = (Path("halter.yaml"), place("HALTER_FLEET", *_CONFIG, "halter.yaml"))
+    return next((path for path in places if path.is_file()), None)
+
+
+def _person(environ: Mapping[str, str]) -> str:
+    """Name whoever speaks. What an agent started is told by a variable of its own, and is no person."""
+    if environ.get(STARTED_BY_AGENT):
+        return f"{AGENT}{environ[STARTED_BY_AGENT]}"
+    return environ.get("HALTER_PERSON") or environ.get("LOGNAME") or environ.get("USER") or login(os.getuid())
 
 
 def login(number: int) -> str:

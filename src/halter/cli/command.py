@@ -73,17 +73,19 @@ def settings_for(store: str | None) -> Settings:
     return read_settings(os.environ, home, store)
 
 
-def with_app(store: str | None, job: Callable[[App], Awaitable[T]], *, warned: bool = True) -> T:
+def with_app(store: str | None, job: Callable[[App], Awaitable[T]], *, warned: bool = True, new: bool = False) -> T:
     """Do a job on a store that is there, with everything opened and closed around it.
 
-    A store that is not there is never made by looking at it: a slip in its name must not look like good news.
+    A store that is not there is never made by looking at it: a slip in its name must not look like good news. Only a
+    command that begins something makes a `new` one.
     Whatever was committed without a checkpoint is warned of, unless the command tells of that itself.
     """
 
     async def main() -> tuple[T, str]:
         settings = settings_for(store)
-        refuse_missing(settings.store)
-        async with open_app(replace(settings, store=hurried(settings.store))) as app:
+        if not new:
+            refuse_missing(settings.store)
+        async with open_app(replace(settings, store=hurried(settings.store)), environ=os.environ) as app:
             answer = await job(app)
         return answer, app.checkpointer.problem
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from halter import __version__
-from halter.cli import budget, doctor, drill, journal, look, steer
+from halter.cli import budget, doctor, drill, journal, look, play, steer
 from halter.cli.plain import PlainCommand, PlainGroup
 
 
@@ -21,9 +21,10 @@ def tree() -> typer.Typer:
 
 
 _PANELS = {
+    "Run": (play.play,),
     "Look": (look.sessions, look.show, look.receipt),
     "Steer": (steer.inbox, steer.approve, steer.deny, steer.halt, steer.resume),
-    "Trust": (look.audit, journal.verify, journal.erase, drill.drill, doctor.doctor),
+    "Trust": (play.trust, look.audit, journal.verify, journal.erase, drill.drill, doctor.doctor),
 }
 
 

@@ -226,13 +226,14 @@ class CallRefused(Event, frozen=True, kw_only=True):
 
 
 class HaltRequested(Event, frozen=True, kw_only=True):
-    """A person, or a guardrail, stops everything in a scope."""
+    """A person, or a guardrail, stops everything in a scope; one that cancels ends a single session for good."""
 
     KIND: ClassVar[str] = "halt_requested"
 
     scope: str
     by: str
     reason: str = ""
+    cancels: bool = False
 
 
 class HaltLifted(Event, frozen=True, kw_only=True):

@@ -118,7 +118,7 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
             row = budget_row(known, Account(event.scope, event.window, event.unit))
             yield row.capped(event.cap, place.at, event.by).moved(overrun=event.overrun)
         case HaltRequested():
-            yield HaltRow(event.scope, 1, place.at, event.by, event.reason, 0)
+            yield HaltRow(event.scope, 1, place.at, event.by, event.reason, 0, int(event.cancels))
         case HaltLifted():
             yield HaltRow(event.scope, 0, place.at, event.by, event.reason, event.ramp)
         case DecisionAsked():

@@ -138,6 +138,7 @@ class HaltRow(Row, frozen=True):
     by: str
     reason: str
     ramp: int
+    cancels: int = 0
 
 
 class RateRow(Row, frozen=True):

@@ -21,6 +21,9 @@ Happened = Literal["done", "not_done", "unknown"]
 
 TIMEOUT: Final = 60 * SECOND
 
+STARTED_BY_AGENT: Final = "HALTER_AGENT"
+"""The variable by which a program knows that an agent started it: what it says decides nothing."""
+
 _SECRET: Final = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_.-]*)\}")
 
 

@@ -15,6 +15,7 @@ from halter.guard.judge import Approval, Asked
 from halter.guard.levels import audited, needs_approval, rate_of, risk_assessed, rule_of
 from halter.guard.risk import Risk, assess
 from halter.guard.rules import always_of, digest, matches
+from halter.guard.secrets import sentence
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -32,7 +33,10 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Where a session stands: whose it is, which phase it is in, and the policy it runs under."""
+    """Where a session stands: whose it is, which phase it is in, and the policy it runs under.
+
+    `secrets` are those that the policy grants and that are there; `quarantined` the tools that wait for a person.
+    """
 
     session: str
     agent: str
@@ -41,6 +45,7 @@ class Standing(msgspec.Struct, frozen=True):
     policy_digest: str
     trigger: str = ""
     quarantined: frozenset[str] = frozenset()
+    secrets: frozenset[str] = frozenset()
 
     def scopes(self) -> tuple[str, ...]:
         """List the scopes in which a halt stops this session."""
@@ -146,11 +151,9 @@ def _asked(
 
 
 def _missing(standing: Standing, arguments: Valid) -> tuple[Outcome, str] | None:
-    """Refuse a secret that the agent was not given."""
-    unknown = sorted(secret_names(arguments.canonical) - set(standing.policy.secrets))
-    if not unknown:
-        return None
-    return ("invalid_arguments", f"This agent has no secret {', '.join(unknown)}.")
+    """Refuse a secret that the agent was not given, or that nobody has set."""
+    unknown = sorted(secret_names(arguments.canonical) - standing.secrets)
+    return ("invalid_arguments", sentence(unknown)) if unknown else None
 
 
 def _approval(standing: Standing, call: Call, meant: Valid, arguments: Valid, risk: Risk | None) -> Approval:

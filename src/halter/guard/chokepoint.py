@@ -17,9 +17,17 @@ import msgspec
 
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ToolError
-from halter.core.events import CallRefused, CallSettled, CallStarted, DecisionAsked, Outcome
-from halter.core.ids import StreamId, session_stream
-from halter.core.ports import Committed, Lease, Store, Write, said
+from halter.core.events import (
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    CostCapReached,
+    DecisionAsked,
+    Outcome,
+    OverrunIncurred,
+)
+from halter.core.ids import session_stream
+from halter.core.ports import Committed, Lease, Store, Write, kept, said
 from halter.core.text import from_body, to_body
 from halter.core.tools import Failed, Happened, Output, Permit, Tool, Unstoppable, Valid
 from halter.guard.flight import Halted, Redact, StillHeld, outcome_of, unless_halted
@@ -32,13 +40,19 @@ MILLISECOND: Final = SECOND // 1000
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What became of a call: an outcome of the closed set, and what the model is told."""
+    """What became of a call: an outcome of the closed set, and what the model is told.
+
+    `cap` is the one that it came to; after an `overrun` the session has to stop. `simulation` is what was predicted.
+    """
 
     call: str
     outcome: Outcome
     text: str
     cost_usd: int = 0
     duration_ms: int = 0
+    cap: CostCapReached | None = None
+    overrun: bool = False
+    simulation: str = ""
 
 
 class NeedsPerson(msgspec.Struct, frozen=True):
@@ -97,6 +111,11 @@ class Door:
         secrets: Mapping[str, str],
     ) -> Answer:
         """Run a call once more whose intent is committed and whose answer a crash took: only where that is harmless."""
+        halted = await self._halts.now(scopes)
+        if halted is not None:
+            # What only looks has done nothing that matters; what writes may have, before the crash.
+            outcome: Outcome = "external_halt" if flight.effect == "read" else "unknown"
+            return await self._settle(lease, flight, self._failed(outcome, f"{halted} was halted."), self._clock.now())
         return await self._act(lease, flight, scopes, tool, arguments, secrets)
 
     async def happened(self, flight: InFlight, tool: Tool, arguments: Valid, secrets: Mapping[str, str]) -> Happened:
@@ -111,17 +130,17 @@ class Door:
     async def _admit(self, lease: Lease, asked: Asked, attempt: int) -> InFlight | Answer | NeedsPerson | StillHeld:
         """Ask the judge in one short transaction, again and again while other holds are in the way."""
         stream = session_stream(lease.session)
-        masked = self._masked_call(asked)
+        masked = await self._kept(self._masked_call(asked))
         deadline = self._clock.now() + self._patience
         while True:
             now_asked = masked.at(self._clock.now())
             decide = partial(judge, now_asked)
             write = Write(stream, f"{asked.call}/asked/{attempt}", decide, rows_of(now_asked), lease)
             committed = await self._store.commit(write)
-            answer = admission(committed, lease)
+            answer = admission(committed)
             if isinstance(answer, InFlight):
-                settled = await self._settled_before(stream, answer) if committed.repeated else None
-                return settled or msgspec.structs.replace(answer, accounts=now_asked.accounts)
+                begun = await self._begun_before(lease, committed, answer) if committed.repeated else None
+                return begun or msgspec.structs.replace(answer, accounts=now_asked.accounts)
             if answer is not None:
                 return answer
             left = deadline - self._clock.now()
@@ -129,11 +148,14 @@ class Door:
                 return StillHeld(asked.call)
             await self._purse.until_freed(min(left, LONGEST_LOOK))
 
-    async def _settled_before(self, stream: StreamId, flight: InFlight) -> Answer | None:
-        stored = await outcome_of(self._store, stream, flight)
-        if stored is None or not isinstance(stored.event, CallSettled):
-            return None
-        return _told(stored.event, await said(self._store, stored))
+    async def _begun_before(self, lease: Lease, committed: Committed, flight: InFlight) -> Answer | None:
+        """Tell what became of a call that was let through before; None if its own answer to that was lost just now."""
+        stored = await outcome_of(self._store, session_stream(lease.session), flight)
+        if stored is not None and isinstance(stored.event, CallSettled):
+            return _told(stored.event, await said(self._store, stored))
+        if committed.events[0].generation != lease.generation:
+            return Answer(flight.id, "unknown", "An earlier owner of this session began it; nobody knows how it went.")
+        return None
 
     async def _act(
         self,
@@ -173,9 +195,15 @@ class Door:
     async def _settle(self, lease: Lease, flight: InFlight, truth: Truth, began: int) -> Answer:
         took = (self._clock.now() - began) // MILLISECOND
         truth = msgspec.structs.replace(truth, duration_ms=took, audited=flight.audited)
-        await self._purse.settle(lease, flight, truth)
+        settled = await self._purse.settle(lease, flight, truth)
         text = truth.error or from_body(truth.body or b"")
-        return Answer(flight.id, truth.outcome, text, charged(flight, truth)[0], took)
+        overrun = any(isinstance(stored.event, OverrunIncurred) for stored in settled.events)
+        return Answer(flight.id, truth.outcome, text, charged(flight, truth)[0], took, overrun=overrun)
+
+    async def _kept(self, asked: Asked) -> Asked:
+        """Put large arguments away before the event that names them."""
+        _, blob = await kept(self._store, asked.arguments)
+        return asked if blob is None else msgspec.structs.replace(asked, blob=blob)
 
     def _masked_call(self, asked: Asked) -> Asked:
         """Mask whatever of a call will be written or shown; digests were made of the words themselves."""
@@ -198,18 +226,17 @@ def _told(settled: CallSettled, body: bytes) -> Answer:
     return Answer(settled.call, settled.outcome, settled.error or from_body(body), cost, settled.duration_ms)
 
 
-def admission(committed: Committed, lease: Lease) -> InFlight | Answer | NeedsPerson | None:
+def admission(committed: Committed) -> InFlight | Answer | NeedsPerson | None:
     """Read the judge's answer off what was written; nothing written means that other holds must settle first."""
+    cap: CostCapReached | None = None
     for stored in committed.events:
         match stored.event:
-            case CallStarted() as started if stored.generation != lease.generation:
-                return Answer(
-                    started.call, "unknown", "An earlier owner of this session began it; nobody knows how it went."
-                )
             case CallStarted() as started:
                 return call_in_flight(started, stored)
+            case CostCapReached() as reached:
+                cap = reached
             case CallRefused() as refused:
-                return Answer(refused.call, refused.outcome, refused.sentence)
+                return Answer(refused.call, refused.outcome, refused.sentence, cap=cap)
             case DecisionAsked() as asked:
                 return NeedsPerson(asked.subject, asked.decision)
             case _:

@@ -21,6 +21,13 @@ def halt(scope: str, by: str, key: str, reason: str = "") -> Write:
     return Write(FLEET, key, lambda _: [Draft(event)], [(HaltRow, (scope,))])
 
 
+def cancel(session: str, by: str, key: str, reason: str = "") -> Write:
+    """End one session for good: whatever it has in flight is stopped, and its owner ends it."""
+    scope = f"session:{session}"
+    event = HaltRequested(scope=scope, by=by, reason=reason, cancels=True)
+    return Write(FLEET, key, lambda _: [Draft(event)], [(HaltRow, (scope,))])
+
+
 def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Write:
     """Let a scope act again; over a ramp its sessions come back one after the other, not all at once."""
 
@@ -52,6 +59,10 @@ class HaltWatch:
             return await word
         finally:
             del self._waiting[word]
+
+    async def now(self, scopes: Iterable[str]) -> str | None:
+        """Tell which of the scopes is halted at this moment, if any is."""
+        return min(await self._halted() & frozenset(scopes), default=None)
 
     async def _look(self) -> None:
         while self._waiting:

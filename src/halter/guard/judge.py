@@ -23,7 +23,7 @@ from halter.core.events import (
     Purpose,
     RiskLevel,
 )
-from halter.core.ids import may_decide
+from halter.core.ids import Digest, may_decide
 from halter.core.limits import outdated, rolled
 from halter.core.money import CapReached, Leg, MustWait, Reserved, reserve, shown
 from halter.core.ports import Draft, Rows
@@ -99,6 +99,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     accounts: tuple[Leg, ...] = ()
     parallel_group: str = ""
     observe: bool = False
+    blob: Digest | None = None
+
+    def draft(self, event: AnyEvent) -> Draft:
+        """Write an event about the call, with its arguments as its body; large ones were put away before."""
+        return Draft(event, None if self.blob else self.arguments, self.blob)
 
     def at(self, now: int) -> "Asked":
         """Ask the same at a later moment: rates and windows have moved on."""
@@ -138,7 +143,7 @@ def judge(asked: Asked, rows: Rows) -> Sequence[Draft]:
         return [answer]
     if answer is None or isinstance(verdict, MustWait):
         return []
-    return [Draft(_intent(asked, answer, verdict, waived), asked.arguments)]
+    return [asked.draft(_intent(asked, answer, verdict, waived))]
 
 
 def halted(scopes: Iterable[str], session: str, rows: Rows) -> str | None:
@@ -262,7 +267,7 @@ def _refusal(asked: Asked, outcome: Outcome, sentence: str, decision: str = "", 
         decided_by=by,
         phase=asked.phase,
     )
-    return Draft(event, asked.arguments)
+    return asked.draft(event)
 
 
 def _intent(asked: Asked, answer: tuple[str, str], verdict: Reserved, waived: Sequence[Outcome]) -> AnyEvent:

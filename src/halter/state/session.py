@@ -72,7 +72,10 @@ class InFlight(msgspec.Struct, frozen=True):
 
 
 class Session(msgspec.Struct, frozen=True):
-    """Where a session stands after its newest event."""
+    """Where a session stands after its newest event.
+
+    `attempts` counts how often each call was asked for without being let through.
+    """
 
     session: str = ""
     agent: str = ""
@@ -90,6 +93,7 @@ class Session(msgspec.Struct, frozen=True):
     spent: Charge = Charge()
     cost_cap_reached: bool = False
     overrun: bool = False
+    attempts: dict[str, int] = {}
 
     @property
     def ended(self) -> bool:
@@ -142,7 +146,9 @@ def fold(session: Session, stored: Stored) -> Session:
             return _next(session, stored, cost_cap_reached=True)
         case OverrunIncurred():
             return _next(session, stored, overrun=True)
-        case CallRefused() | RequestRefused() | DecisionAsked():
+        case CallRefused(call=call) | DecisionAsked(about="approval", subject=call):
+            return _next(session, stored, attempts={**session.attempts, call: session.attempts.get(call, 0) + 1})
+        case RequestRefused() | DecisionAsked():
             return _next(session, stored)
         case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted() | DecisionMade():
             return _next(session, stored)

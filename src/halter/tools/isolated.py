@@ -15,7 +15,7 @@ import msgspec
 
 from halter.core.errors import ConfigError
 from halter.core.text import clean
-from halter.core.tools import Failed, Output
+from halter.core.tools import STARTED_BY_AGENT, Failed, Output
 from halter.tools.group import Program, run_group
 from halter.tools.result import to_output
 
@@ -58,7 +58,8 @@ async def run_isolated(function: Callable[..., Any], arguments: bytes, key: str,
     job = Job(function.__module__, function.__qualname__, file, sys.path, arguments.decode(), key, max_output)
     argv = [sys.executable, "-P", "-c", _MAIN]
     stdin = msgspec.json.encode(job) + b"\n"
-    program = Program(argv, Path.cwd(), os.environ, stdin, answers=True, max_output=max_output + 1000)
+    environment = {**os.environ, STARTED_BY_AGENT: "tool"}
+    program = Program(argv, Path.cwd(), environment, stdin, answers=True, max_output=max_output + 1000)
     ended = await run_group(program)
     try:
         done = msgspec.json.decode(ended.answer, type=Done)

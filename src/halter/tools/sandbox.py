@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from halter.core.errors import ConfigError
-from halter.core.tools import Failed
+from halter.core.tools import STARTED_BY_AGENT, Failed
 from halter.tools.group import Ended, Program, run_group
 
 _SYSTEM: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -110,7 +110,8 @@ class Sandbox:
         command = self.limits.wrap(argv)
         if self.enclosed:
             command = [*self._walls(folder), "--", *command]
-        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", **self.environment}  # noqa: S108 The sandbox has a folder of this name for itself.
+        known = {**self.environment, STARTED_BY_AGENT: "shell"}
+        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", **known}  # noqa: S108 The sandbox has a folder of this name for itself.
         return await run_group(Program(command, folder, environment, stdin, max_output=self.max_output))
 
     def _walls(self, folder: Path) -> list[str]:

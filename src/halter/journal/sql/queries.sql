@@ -82,6 +82,10 @@ LEFT JOIN events e
     ON e.stream = CASE d.session WHEN '' THEN 'fleet' ELSE 'session:' || d.session END AND e.seq = d.asked_seq
 WHERE d.verdict = '' AND d.about <> '' ORDER BY d.asked_at, d.decision;
 
+-- name: budget
+-- What stands against one cap.
+SELECT * FROM budgets WHERE scope = :scope AND "window" = :window AND unit = :unit;
+
 -- name: decision
 -- One decision, whatever became of it.
 SELECT * FROM decisions WHERE decision = :decision;

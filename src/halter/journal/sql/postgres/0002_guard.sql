@@ -6,7 +6,8 @@ CREATE TABLE halts (
     at     BIGINT NOT NULL,
     "by"   TEXT COLLATE "C"    NOT NULL,
     reason TEXT COLLATE "C"    NOT NULL,
-    ramp   BIGINT NOT NULL
+    ramp    BIGINT NOT NULL,
+    cancels BIGINT NOT NULL
 );
 
 CREATE TABLE rates (

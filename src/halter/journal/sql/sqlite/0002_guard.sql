@@ -6,7 +6,8 @@ CREATE TABLE halts (
     at     INTEGER NOT NULL,
     "by"   TEXT    NOT NULL,
     reason TEXT    NOT NULL,
-    ramp   INTEGER NOT NULL
+    ramp    INTEGER NOT NULL,
+    cancels INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE rates (

@@ -1,11 +1,12 @@
-"""The one place where the parts are put together."""
+"""A store with all that is kept beside it, opened and closed together."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
-from halter.core.clock import Clock, SystemClock
+from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.ids import Ids, SortableIds
 from halter.guard.purse import Purse
 from halter.settings import Settings
@@ -13,6 +14,10 @@ from halter.settings import Settings
 if TYPE_CHECKING:
     from halter.journal.checkpoints import Checkpointer
     from halter.journal.store import JournalStore
+
+
+NOTHING: Final = MappingProxyType[str, str]({})
+LEASE: Final = 15 * SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +30,17 @@ class App:
     store: "JournalStore"
     checkpointer: "Checkpointer"
     purse: Purse
+    environ: Mapping[str, str]
 
 
 @asynccontextmanager
-async def open_app(settings: Settings, clock: Clock | None = None) -> AsyncGenerator[App]:
-    """Open the store with its checkpoints beside it, and let go of both at the end."""
+async def open_app(
+    settings: Settings, clock: Clock | None = None, environ: Mapping[str, str] = NOTHING, *, lease: int = LEASE
+) -> AsyncGenerator[App]:
+    """Open the store with its checkpoints beside it, and let go of both at the end.
+
+    Secrets are looked for in `environ`; `lease` is how long a process that says nothing keeps its sessions.
+    """
     from halter.journal.checkpoints import Checkpointer
     from halter.journal.open import open_engine
     from halter.journal.store import JournalStore
@@ -37,12 +48,12 @@ async def open_app(settings: Settings, clock: Clock | None = None) -> AsyncGener
     _prepare(settings)
     clock = clock or SystemClock()
     ids = SortableIds(clock.now)
-    engine = open_engine(settings.store, clock=clock, ids=ids)
+    engine = open_engine(settings.store, clock=clock, ids=ids, lease=lease)
     store_id = {row["name"]: row["value"] for row in engine.ask("meta", {})}["store"]
     checkpointer = Checkpointer(settings.checkpoints, settings.signing_key, store_id, clock.now)
     store = JournalStore(engine, observers=(checkpointer,))
     try:
-        yield App(settings, clock, ids, store, checkpointer, Purse(store, clock))
+        yield App(settings, clock, ids, store, checkpointer, Purse(store, clock), environ)
     finally:
         await store.close()
 

@@ -1,0 +1,209 @@
+"""An agent put together: what its folder says, the policy that follows from it, and the tools that it has."""
+
+import importlib.util
+import sys
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UNSET
+
+from halter.app.opened import App
+from halter.config.agent import read_agent
+from halter.config.fleet import Fleet, read_fleet
+from halter.config.mcp import MCP_FILE, read_servers
+from halter.config.resolve import against_tools, resolve
+from halter.config.trust import Trust, folder_digest
+from halter.core.errors import ConfigError
+from halter.core.events import DecisionAsked, ToolPinned
+from halter.core.ids import FLEET
+from halter.core.ports import Draft, Query, Rows, Write
+from halter.core.rows import DecisionRow, PinRow
+from halter.core.servers import quarantined
+from halter.core.spec import Resolved
+from halter.core.text import listed, to_body
+from halter.core.tools import Tool, ToolSpec
+from halter.guard.ask import Standing
+from halter.guard.recovery import WAITS
+from halter.guard.secrets import Secrets, from_environment
+from halter.tools.tool import FunctionTool
+
+if TYPE_CHECKING:
+    from halter.tools.mcp import Offer
+
+OWN_TOOLS: Final = "tools.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """An agent that is ready to work. `left_out` says which tools of its servers cannot be used, and why."""
+
+    policy: Resolved
+    tools: Mapping[str, Tool]
+    secrets: Secrets
+    quarantined: frozenset[str] = frozenset()
+    left_out: tuple[str, ...] = field(default=())
+
+    def standing(self, session: str, trigger: str = "") -> Standing:
+        """Tell where a session of this agent stands at its beginning."""
+        return Standing(
+            session=session,
+            agent=self.policy.name,
+            phase=self.policy.phases[0],
+            policy=self.policy,
+            policy_digest=self.policy.digest(),
+            trigger=trigger,
+            quarantined=self.quarantined,
+            secrets=frozenset(self.policy.secrets) & self.secrets.names(),
+        )
+
+
+@asynccontextmanager
+async def assembled(app: App, folder: Path) -> AsyncGenerator[Assembled]:
+    """Read an agent's folder, and start the servers that it names. Its code runs only if a person trusted it."""
+    fleet = Fleet() if app.settings.fleet is None else read_fleet(app.settings.fleet)
+    agent = read_agent(folder)
+    policy = resolve(fleet, agent)
+    demand_trusted(app, folder)
+    secrets = from_environment(app.environ)
+    async with AsyncExitStack() as stack:
+        offer = await stack.enter_async_context(_served(app, folder, policy, secrets))
+        tools = unique([*built_in(policy, folder), *own_tools(policy, folder), *offer.tools])
+        against_tools(policy, agent, (tool.spec for tool in tools.values()))
+        waiting = await _pinned(app, policy.name, [tool.spec for tool in offer.tools])
+        yield Assembled(policy, tools, secrets, waiting, offer.left_out)
+
+
+def demand_trusted(app: App, folder: Path) -> None:
+    """Refuse code that nobody has looked at, or that changed since."""
+    if not (folder / OWN_TOOLS).exists() and not (folder / MCP_FILE).exists():
+        return
+    digest = folder_digest(folder)
+    if not Trust(app.settings.trust).is_trusted(folder, digest):
+        raise ConfigError(
+            f"{folder} holds code that would run as you, and nobody has trusted it as it is now. "
+            f"Look through it, then run: halter trust {folder}"
+        )
+
+
+def built_in(policy: Resolved, folder: Path) -> Iterator[Tool]:
+    """Make the tools that every agent may have, as far as this one's file asks for them."""
+    wanted = policy.tools
+    if wanted.files is not UNSET:
+        from halter.tools.files import files
+
+        yield from files(folder / wanted.files.root)
+    if wanted.http is not UNSET:
+        from halter.tools.http import http
+
+        yield from http(policy.allowed_hosts or ())
+    if wanted.shell is not UNSET:
+        from halter.tools.shell import shell
+
+        yield shell(folder / wanted.shell.root, sandbox=wanted.shell.sandbox, network=wanted.shell.network)
+
+
+def own_tools(policy: Resolved, folder: Path) -> Sequence[Tool]:
+    """Load the tools that an agent brings along in a file of its own."""
+    file = folder / OWN_TOOLS
+    if not file.exists():
+        return []
+    found = {each.spec.name: each for each in vars(_loaded(file)).values() if isinstance(each, FunctionTool)}
+    wanted = policy.tools.own
+    if wanted is UNSET:
+        return list(found.values())
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ConfigError(f"{file} has no tool {listed(missing)}, which `tools.own` names; it has {listed(found)}.")
+    return [found[name] for name in wanted]
+
+
+def _loaded(file: Path) -> ModuleType:
+    """Run a file of tools. No bytecode is written beside it: that would be code that nobody trusted."""
+    spec = importlib.util.spec_from_file_location(f"halter_tools_of_{file.parent.name}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{file} cannot be loaded as Python.")
+    module = importlib.util.module_from_spec(spec)
+    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{file} cannot be used: {type(error).__name__}: {error}") from error
+    finally:
+        sys.dont_write_bytecode = written
+    return module
+
+
+def unique(tools: Iterable[Tool]) -> Mapping[str, Tool]:
+    """Index tools by name; two of one name would be one too many."""
+    found: dict[str, Tool] = {}
+    for tool in tools:
+        if tool.spec.name in found:
+            raise ConfigError(f"There are two tools called {tool.spec.name}: give one of them another name.")
+        found[tool.spec.name] = tool
+    return found
+
+
+@asynccontextmanager
+async def _served(app: App, folder: Path, policy: Resolved, secrets: Secrets) -> AsyncGenerator["Offer"]:
+    """Start the servers of an agent, if it has any."""
+    from halter.tools.mcp import Offer, Terms, mcp_tools
+
+    servers = read_servers(folder / MCP_FILE, app.environ)
+    if not servers:
+        yield Offer((), ())
+        return
+
+    def reveal(name: str) -> str:
+        if name not in policy.secrets:
+            raise KeyError(name)
+        return secrets.value(name)
+
+    async with mcp_tools(servers, Terms(app.clock, app.environ, reveal=reveal)) as offer:
+        yield offer
+
+
+async def _pinned(app: App, agent: str, specs: Sequence[ToolSpec]) -> frozenset[str]:
+    """Pin what is seen for the first time, ask about what has changed, and name what waits for a person."""
+    if not specs:
+        return frozenset()
+    pins = {row.tool: row.digest for row in await app.store.ask(Query("all_pins", PinRow)) if row.agent == agent}
+    found = quarantined(specs, pins)
+    for spec in found.usable:
+        if spec.name not in pins:
+            await app.store.commit(_pin(agent, spec))
+    waiting = [*found.changed, *found.new]
+    for spec in waiting:
+        await app.store.commit(_asking(agent, spec))
+    return frozenset(spec.name for spec in waiting)
+
+
+def _pin(agent: str, spec: ToolSpec) -> Write:
+    event = ToolPinned(agent=agent, tool=spec.name, digest=spec.digest, by="first use")
+    return Write(FLEET, f"pin/{agent}/{spec.name}/first", lambda _: [Draft(event)], [(PinRow, (agent, spec.name))])
+
+
+def _asking(agent: str, spec: ToolSpec) -> Write:
+    """Put a changed tool before a person, once for each change."""
+    decision = f"{agent}/{spec.name}/{spec.digest[:16]}"
+    shown = f"{spec.name} of {spec.server} is new or has changed: {spec.description}\n{spec.schema.decode()}"
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        if rows.get(DecisionRow, decision) is not None:
+            return []
+        event = DecisionAsked(
+            decision=decision,
+            about="changed_tool",
+            subject=spec.name,
+            name=spec.name,
+            digest=spec.digest,
+            expires_at=rows.now + WAITS,
+            agent=agent,
+        )
+        return [Draft(event, to_body(shown))]
+
+    return Write(FLEET, f"asked/{decision}", decide, [(DecisionRow, (decision,))])

@@ -1,0 +1,23 @@
+"""The doors of one process for one agent's sessions, with its prices and the secrets that must never be seen."""
+
+from halter.app.opened import App
+from halter.core.messages import Model
+from halter.core.spec import Resolved
+from halter.guard.gatehouse import Gatehouse
+from halter.guard.redact import Redactor
+from halter.guard.secrets import Secrets
+from halter.journal.patient import PatientStore
+from halter.models.prices import Prices
+
+
+def gatehouse_for(app: App, policy: Resolved, secrets: Secrets, simulates: Model | None = None) -> Gatehouse:
+    """Make the doors. While the store is away, what could not be recorded does not run."""
+    values = {name: secrets.value(name) for name in secrets.names()}
+    return Gatehouse(
+        PatientStore(app.store, app.clock),
+        app.clock,
+        redact=Redactor(values, app.environ).redact,
+        secrets=secrets,
+        prices=Prices(policy.prices),
+        simulates=simulates,
+    )

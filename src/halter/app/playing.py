@@ -1,0 +1,67 @@
+"""Playing a playbook from beginning to end, in this process; another one can go on with it at any time."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from halter.app.agent import Assembled
+from halter.app.doors import gatehouse_for
+from halter.app.opened import LEASE, App
+from halter.core.clock import SECOND
+from halter.core.errors import ConfigError
+from halter.core.events import SessionStarted
+from halter.core.ids import SessionId, new_worker, session_stream
+from halter.core.playbook import Playbook
+from halter.core.ports import Lease, kept, said
+from halter.core.text import from_body, listed
+from halter.dispatch.tending import taken, tended
+from halter.guard.gatehouse import Gatehouse
+from halter.journal.patient import PatientStore
+from halter.state import life
+from halter.work.playbooks import Ended, Task, Tell, read, walk, written
+from halter.work.running import Running
+
+PATIENCE: Final = LEASE + 5 * SECOND
+"""How long a session is waited for whose owner may have died."""
+
+
+async def begin(app: App, agent: Assembled, playbook: Playbook, inputs: Mapping[str, Any]) -> SessionId:
+    """Start a session that will walk through a playbook."""
+    missing = [name for name in playbook.inputs if name not in inputs]
+    if missing:
+        raise ConfigError(f"{playbook.file} needs {listed(missing)}: give it as --input {missing[0]}=VALUE.")
+    unknown = [name for name in playbook.tools if name not in agent.tools]
+    if unknown:
+        raise ConfigError(f"{playbook.file} calls {listed(unknown)}, which {agent.policy.name} does not have.")
+    task = written(Task(playbook, inputs))
+    if from_body(task) != gatehouse_for(app, agent.policy, agent.secrets).redacted(from_body(task)):
+        raise ConfigError(
+            f"{playbook.file}, or an input, holds a secret in plain text: write ${{secret:NAME}} instead."
+        )
+    session = SessionId(app.ids.new())
+    event = SessionStarted(
+        session=session,
+        agent=agent.policy.name,
+        kind="task",
+        started_by=app.settings.person,
+        definition=await app.store.put(agent.policy.canonical()),
+    )
+    await app.store.commit(life.start(event, *await kept(app.store, task)))
+    return session
+
+
+async def go_on(app: App, agent: Assembled, session: SessionId, tell: Tell) -> Ended:
+    """Take a playbook's session from where it stands to its end."""
+    worker = new_worker("play", app.ids)
+    async with tended(app.store, app.clock, worker):
+        lease = await taken(app.store, app.clock, worker, session, PATIENCE)
+        if lease is None:
+            raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
+        return await _walk(app, agent, lease, gatehouse_for(app, agent.policy, agent.secrets), tell)
+
+
+async def _walk(app: App, agent: Assembled, lease: Lease, gatehouse: Gatehouse, tell: Tell) -> Ended:
+    store = PatientStore(app.store, app.clock)
+    (first,) = await store.read(session_stream(lease.session), limit=1)
+    task = read(await said(store, first))
+    running = Running(store, app.clock, gatehouse, lease, agent.standing(lease.session), agent.tools)
+    return await walk(running, store, task, tell)

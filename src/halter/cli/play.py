@@ -1,0 +1,111 @@
+"""`halter play` and `trust`: a playbook through the guard, and the code that may run for it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from halter.app import App
+from halter.cli.answer import answer_json, say, warn
+from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, saying_errors, settings_for, with_app
+from halter.core.errors import ConfigError
+from halter.core.ids import SessionId, may_decide
+from halter.core.money import shown
+from halter.core.playbook import Step
+from halter.core.text import clean, shorten
+from halter.guard.chokepoint import Answer
+from halter.work.playbooks import Ended
+
+AGENT_FILE: Final = "agent.yaml"
+WIDEST: Final = 100
+
+AgentOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--agent", metavar="FOLDER", help="The agent whose tools it may use, if not that beside it."
+    ),
+]
+
+
+def play(
+    playbook: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML list of calls.")],
+    *,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", metavar="NAME=VALUE", help="An input that the playbook refers to.")
+    ] = None,
+    agent: AgentOption = None,
+    resume: Annotated[str, typer.Option("--resume", metavar="SESSION", help="Go on with a session that stopped.")] = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a playbook through the guard, call by call. It waits where a person has to decide, and survives a crash."""
+    given = _given(inputs or [])
+    folder = agent or _folder_of(playbook)
+
+    async def job(app: App) -> tuple[SessionId, Ended]:
+        from halter.app.agent import assembled
+        from halter.app.playing import begin, go_on
+        from halter.config.playbook import read_playbook
+
+        async with assembled(app, folder) as ready:
+            for sentence in ready.left_out:
+                warn(sentence)
+            session = SessionId(resume) or await begin(app, ready, read_playbook(playbook), given)
+            if not as_json:
+                say(f"Session {session}. Whatever needs you stands in halter inbox.")
+            return session, await go_on(app, ready, session, _silent if as_json else _told)
+
+    session, ended = with_app(store, job, new=True)
+    if as_json:
+        answer_json({"session": session, "state": ended.state, "terminal_reason": ended.terminal_reason})
+    else:
+        say(f"{ended.state}: {ended.terminal_reason}. {ended.sentence}".strip())
+        say(f"Its receipt: halter receipt {session}")
+    if ended.state != "COMPLETED":
+        raise typer.Exit(NOT_FINE)
+
+
+def trust(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An agent's folder.")]) -> None:
+    """Let the code of an agent's folder run, as it is now. After a change, it has to be trusted again."""
+    settings = settings_for(None)
+
+    def job() -> str:
+        from halter.config.trust import Trust, folder_digest
+        from halter.core.clock import SystemClock
+
+        if not may_decide(settings.person):
+            raise ConfigError("Only a person can trust code, and this was started by an agent.")
+        digest = folder_digest(folder)
+        Trust(settings.trust).trust(folder, digest, settings.person, SystemClock().now())
+        return digest
+
+    say(f"{folder} is trusted as it is now ({saying_errors(job)[:16]}…).")
+
+
+def _folder_of(playbook: Path) -> Path:
+    """Find the agent that a playbook belongs to: in its folder, or in the one above."""
+    for folder in (playbook.parent, playbook.parent.parent):
+        if (folder / AGENT_FILE).is_file():
+            return folder
+    return fail(f"There is no {AGENT_FILE} beside {playbook} or above: name the agent with --agent FOLDER.", WRONG_USE)
+
+
+def _given(inputs: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in inputs:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            fail(f"{text!r} is no input: write NAME=VALUE.", WRONG_USE)
+        found[name] = value
+    return found
+
+
+def _told(step: Step, answer: Answer) -> None:
+    cost = f" {shown(answer.cost_usd)}" if answer.cost_usd else ""
+    first = shorten(clean(answer.text).strip().partition("\n")[0], WIDEST)
+    say(f"  {answer.outcome:<8} {step.call}{f' as {step.name}' if step.name else ''}{cost}  {first}")
+
+
+def _silent(_: Step, __: Answer) -> None:
+    """Say nothing: a program reads the answer at the end."""

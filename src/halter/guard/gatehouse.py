@@ -1,0 +1,161 @@
+"""The two doors of one process, and what they share. Whoever acts for a session goes through here.
+
+A session comes with its lease and its standing. What it brings is looked at from all sides before any row is locked:
+the tool and its price, rules by which a person said "always", arguments that a person put in place, a prediction.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from halter.core.clock import Clock
+from halter.core.ids import inbox_stream
+from halter.core.messages import Model
+from halter.core.ports import Lease, Query, Store, said
+from halter.core.rows import DecisionRow, HaltRow, RuleRow
+from halter.core.text import to_body
+from halter.core.tools import Tool, Valid, secret_names
+from halter.core.usage import PriceTable
+from halter.guard.ask import Call, Prepared, Standing, prepare
+from halter.guard.chokepoint import Answer, Door, NeedsPerson
+from halter.guard.flight import Redact, StillHeld
+from halter.guard.halts import HaltWatch
+from halter.guard.purse import PATIENCE, Purse
+from halter.guard.recovery import Doubt, Recovery
+from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request
+from halter.guard.secrets import Secrets
+from halter.guard.simulation import Simulated, Simulator
+from halter.state.session import InFlight
+
+REDACTED: Final = "[redacted:"
+"""How a mark begins that stands where a secret was: such arguments cannot be sent again."""
+
+
+class Gatehouse:
+    """Guards every tool call and every model request of the sessions of one process."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        redact: Redact,
+        secrets: Secrets,
+        prices: PriceTable,
+        simulates: Model | None = None,
+        patience: int = PATIENCE,
+    ) -> None:
+        self.purse = Purse(store, clock, patience)
+        self._store = store
+        self._clock = clock
+        self._secrets = secrets
+        self._redact = redact
+        halts = HaltWatch(store, clock)
+        self._door = Door(store, clock, self.purse, redact=redact, patience=patience, halts=halts)
+        self._models = ModelDoor(store, clock, self.purse, prices, redact=redact, patience=patience, halts=halts)
+        self._simulator = Simulator(self._models, clock, simulates)
+
+    async def call(
+        self, lease: Lease, standing: Standing, call: Call, tools: Mapping[str, Tool], attempt: int = 0
+    ) -> Answer | NeedsPerson | StillHeld:
+        """Take one call through the whole order; after a refusal or a decision, a further attempt does so again."""
+        if attempt:
+            asked = await self.decision(f"{call.id}/approval")
+            if asked is not None and await self._waits(asked, standing):
+                return NeedsPerson(call.id, asked.decision)
+            call = msgspec.structs.replace(call, edited=await self._edited(standing, asked))
+        prepared = await self._prepared(standing, call, tools.get(call.tool))
+        simulation = "" if attempt else await self._foreseen(lease, standing, prepared)
+        if simulation:
+            prepared = _shown_with(prepared, simulation)
+        secrets = self._revealed(standing, prepared.arguments)
+        answer = await self._door.guarded_tool_call(
+            lease, prepared.asked, prepared.tool, prepared.arguments, secrets, attempt
+        )
+        return msgspec.structs.replace(answer, simulation=simulation) if isinstance(answer, Answer) else answer
+
+    async def request(
+        self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0
+    ) -> Answered | RefusedRequest | StillHeld | FailedRequest:
+        """Take one request through the whole order."""
+        return await self._models.guarded_request(lease, standing, request, model, attempt)
+
+    async def recover(
+        self, lease: Lease, standing: Standing, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]
+    ) -> Answer | NeedsPerson:
+        """Bring to an outcome, or before a person, what a crash left in doubt; `arguments` are those of its intent."""
+        tool = tools.get(flight.name)
+        valid = tool.validate(arguments) if tool and REDACTED.encode() not in arguments else None
+        known = valid if isinstance(valid, Valid) else None
+        recovery = self._recovery(standing, known)
+        return await recovery.resolve(lease, Doubt(flight, tool, known, standing.scopes()))
+
+    async def was_done(self, lease: Lease, standing: Standing, flight: InFlight, *, happened: bool) -> Answer:
+        """Settle a call in doubt as a person says."""
+        return await self._recovery(standing, None).said(lease, flight, happened=happened)
+
+    def _recovery(self, standing: Standing, arguments: Valid | None) -> Recovery:
+        return Recovery(self._store, self.purse, self._door, self._revealed(standing, arguments))
+
+    async def decision(self, decision: str) -> DecisionRow | None:
+        """Look up what became of a decision."""
+        return next(iter(await self._store.ask(Query("decision", DecisionRow, {"decision": decision}))), None)
+
+    async def halted(self, standing: Standing) -> HaltRow | None:
+        """Look up by whom one of a session's scopes is halted."""
+        rows = {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow)) if row.halted}
+        return next((rows[scope] for scope in standing.scopes() if scope in rows), None)
+
+    def redacted(self, text: str) -> str:
+        """Take secrets out of what somebody wants to write down elsewhere."""
+        return self._redact(text)
+
+    async def _prepared(self, standing: Standing, call: Call, tool: Tool | None) -> Prepared:
+        now, usd = self._clock.now(), await self._bound(tool)
+        prepared = prepare(standing, call, tool, now, usd)
+        if prepared.asked.approval is None:
+            return prepared
+        rules = [row for row in await self._rules() if row.tool == call.tool]
+        return prepare(standing, call, tool, now, usd, rules) if rules else prepared
+
+    async def _bound(self, tool: Tool | None) -> int:
+        """Tell what is held for a call: what the tool declares, or what its calls have cost so far."""
+        if tool is None:
+            return 0
+        cost = tool.spec.cost
+        return (await self.purse.forecast(tool.spec.name)).bound if cost == "learned" else cost
+
+    async def _rules(self) -> Sequence[RuleRow]:
+        return await self._store.ask(Query("all_rules", RuleRow))
+
+    async def _waits(self, asked: DecisionRow, standing: Standing) -> bool:
+        """Tell whether a decision is still waited for: not when it has expired, nor under a halt, which goes first."""
+        undecided = not asked.verdict and self._clock.now() < asked.expires_at
+        return undecided and await self.halted(standing) is None
+
+    async def _edited(self, standing: Standing, asked: DecisionRow | None) -> bytes | None:
+        """Read the arguments that a person put in place of those that were asked about."""
+        if asked is None or asked.verdict != "edit":
+            return None
+        (stored,) = await self._store.read(inbox_stream(standing.session), asked.decided_seq - 1, 1)
+        return await said(self._store, stored)
+
+    async def _foreseen(self, lease: Lease, standing: Standing, prepared: Prepared) -> str:
+        foreseen = await self._simulator.simulate(lease, standing, prepared)
+        return foreseen.text if isinstance(foreseen, Simulated) else ""
+
+    def _revealed(self, standing: Standing, arguments: Valid | None) -> Mapping[str, str]:
+        """Look up the secrets that a call refers to, and no others."""
+        names = secret_names(arguments.canonical) if arguments else frozenset[str]()
+        return {name: self._secrets.value(name) for name in names & standing.secrets}
+
+
+def _shown_with(prepared: Prepared, simulation: str) -> Prepared:
+    """Show a prediction to the person who is asked. It is bound by no digest: it is no part of what they agree to."""
+    need = prepared.asked.approval
+    if need is None:
+        return prepared
+    shown = msgspec.structs.replace(need, shown=need.shown + b"\n" + to_body(simulation))
+    asked = msgspec.structs.replace(prepared.asked, approval=shown)
+    return msgspec.structs.replace(prepared, asked=asked)

@@ -1,0 +1,220 @@
+"""A session in somebody's hands: it makes its calls, rests while a person or money is waited for, and ends.
+
+Whatever it waits for is in the journal, so it can be taken up by another process in the same place.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+from halter.core.clock import SECOND, Clock
+from halter.core.events import CallStarted, Cause, CostCapReached, DecisionAsked, SessionParked, State
+from halter.core.ids import session_stream
+from halter.core.money import BudgetRow, shown
+from halter.core.ports import Draft, Lease, Query, Rows, Store, Stored, Write, said
+from halter.core.rows import DecisionRow, SessionRow
+from halter.core.text import to_body
+from halter.core.tools import Tool
+from halter.core.vocabulary import TerminalReason
+from halter.core.windows import window_end
+from halter.guard.ask import Call, Standing
+from halter.guard.chokepoint import Answer, NeedsPerson
+from halter.guard.flight import StillHeld
+from halter.guard.gatehouse import Gatehouse
+from halter.state import life
+from halter.state.session import InFlight, Session, replay
+
+LOOK: Final = SECOND // 4
+"""How often somebody who waits looks whether it was decided: a person waits for the session, too."""
+
+PAGE: Final = 1000
+
+Look = Callable[[], Awaitable[bool]]
+"""Something that is looked for while resting."""
+
+
+class Running:
+    """One session, from the moment that its lease is taken to the moment that it rests or ends."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        gatehouse: Gatehouse,
+        lease: Lease,
+        standing: Standing,
+        tools: Mapping[str, Tool],
+    ) -> None:
+        self.standing = standing
+        self.lease = lease
+        self._store = store
+        self._clock = clock
+        self._gatehouse = gatehouse
+        self._tools = tools
+        self._attempts: dict[str, int] = {}
+        self._seen = 0
+        self._rests = 0
+        self.state = Session()
+
+    async def take_up(self) -> Sequence[Stored]:
+        """Read what happened so far, and bring whatever a crash left in doubt to an outcome; return all events."""
+        events = await self.events()
+        self.state = replay(events)
+        self._attempts, self._seen = dict(self.state.attempts), self.state.inbox_seen
+        if self.lease.generation > 1:
+            await self._woken(None)
+        for flight in self.state.in_flight.values():
+            await self._clear(flight, await self._arguments(events, flight.id))
+        return await self.events() if self.state.in_flight else events
+
+    async def _clear(self, flight: InFlight, arguments: bytes) -> None:
+        """Bring one thing in doubt to its outcome; what nobody can or will tell is charged at its maximum."""
+        answer = await self._gatehouse.recover(self.lease, self.standing, flight, arguments, self._tools)
+        if not isinstance(answer, NeedsPerson):
+            return
+        row = await self._decided(answer, "WAITING_FOR_APPROVAL")
+        if row.verdict:
+            happened = row.verdict == "approve"
+            await self._gatehouse.was_done(self.lease, self.standing, flight, happened=happened)
+        else:
+            await self._gatehouse.purse.settle_in_doubt(self.lease, [flight])
+
+    async def events(self) -> list[Stored]:
+        """Read all that the session did."""
+        found: list[Stored] = []
+        while page := await self._store.read(session_stream(self.lease.session), len(found), PAGE):
+            found += page
+        return found
+
+    async def attempt(self, call: Call) -> Answer | NeedsPerson | StillHeld:
+        """Take a call to the guard once, and tell what came of it."""
+        attempt = self._attempts.get(call.id, 0)
+        answer = await self._gatehouse.call(self.lease, self.standing, call, self._tools, attempt)
+        if isinstance(answer, NeedsPerson) or (isinstance(answer, Answer) and answer.outcome in REFUSALS):
+            self._attempts[call.id] = attempt + 1
+        return answer
+
+    async def call(self, call: Call) -> Answer:
+        """Take a call to the guard, and wait for whatever it has to wait for: a person, money, tomorrow."""
+        while True:
+            answer = await self.attempt(call)
+            match answer:
+                case NeedsPerson():
+                    await self._decided(answer, "WAITING_FOR_APPROVAL")
+                case StillHeld():
+                    await self._rest("WAITING_FOR_BUDGET", self._clock.now() + LOOK)
+                case Answer(cap=CostCapReached() as cap) if await self._more_money(call, cap):
+                    pass
+                case Answer():
+                    return answer
+
+    async def end(self, state: State, reason: TerminalReason) -> bool:
+        """End the session; one that still holds something in doubt is not ended."""
+        parent = self.state.parent
+        committed = await self._store.commit(life.end(self.lease, state, reason, parent))
+        return bool(committed.events)
+
+    async def ended_by(self, answer: Answer) -> tuple[State, TerminalReason] | None:
+        """Tell whether a call's outcome ends its session, whatever else would have followed."""
+        if answer.outcome == "external_halt":
+            halt = await self._gatehouse.halted(self.standing)
+            return ("CANCELLED", "cancelled") if halt is not None and halt.cancels else ("HALTED", "external_halt")
+        if answer.outcome == "cost_cap_reached":
+            return ("BUDGET_EXCEEDED", "cost_cap_reached")
+        if answer.overrun:
+            return ("BUDGET_EXCEEDED", "overrun")
+        return None
+
+    async def _more_money(self, call: Call, cap: CostCapReached) -> bool:
+        """Wait for a window to roll, or for a person to raise the cap; tell whether there may be money now."""
+        end = window_end(cap.window)
+        if end is not None:
+            await self._rest("SLEEPING", end, lambda: self._is_raised(cap))
+            return True
+        if self.standing.policy.on_cap != "ask":
+            return False
+        asked = await self._ask_for_more(call, cap)
+        row = await self._decided(asked, "WAITING_FOR_BUDGET", lambda: self._is_raised(cap))
+        return row.verdict == "approve" or await self._is_raised(cap)
+
+    async def _is_raised(self, cap: CostCapReached) -> bool:
+        params = {"scope": cap.scope, "window": cap.window, "unit": cap.unit}
+        (row,) = await self._store.ask(Query("budget", BudgetRow, params))
+        return row.cap is None or row.cap > cap.cap
+
+    async def _ask_for_more(self, call: Call, cap: CostCapReached) -> NeedsPerson:
+        """Put a cap before a person. The digest names the cap as it is: an answer to an older one does not count."""
+        decision = f"{call.id}/cap/{self._attempts.get(call.id, 0)}"
+        text = (
+            f"{call.tool} may cost {shown(cap.amount)}; {shown(cap.spent)} of {shown(cap.cap)} is spent in {cap.scope}."
+            " Raise the cap to let it go on."
+        )
+
+        def asking(rows: Rows) -> Sequence[Draft]:
+            event = DecisionAsked(
+                decision=decision,
+                about="cap_raise",
+                subject=cap.scope,
+                name=call.tool,
+                digest=f"{cap.scope}={cap.cap}",
+                expires_at=rows.now + self.standing.policy.approval_expiry,
+            )
+            return [Draft(event, to_body(text))] if rows.get(DecisionRow, decision) is None else []
+
+        reads = [(DecisionRow, (decision,))]
+        await self._store.commit(Write(session_stream(self.lease.session), decision, asking, reads, self.lease))
+        return NeedsPerson(call.id, decision)
+
+    async def _decided(self, asked: NeedsPerson, state: State, or_when: Look | None = None) -> DecisionRow:
+        """Rest until a person has decided, until it is too late for that, or until a halt comes first."""
+        while True:
+            row = await self._gatehouse.decision(asked.decision)
+            if row is None:
+                raise LookupError(f"The decision {asked.decision} is gone from the store.")
+            if row.verdict or self._clock.now() >= row.expires_at or (or_when and await or_when()):
+                return row
+            if await self._gatehouse.halted(self.standing) is not None:
+                return row
+            await self._rest(state, row.expires_at, or_when)
+
+    async def _rest(self, state: State, wake_at: int, or_when: Look | None = None) -> None:
+        """Rest until something arrives, the time has come, or a halt or something else that is looked for is there."""
+        self._rests += 1
+        parked = SessionParked(state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True)
+        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
+        committed = await self._store.commit(life.park(self.lease, key, parked))
+        cause: Cause = "decision"
+        while committed.events:
+            if self._clock.now() >= wake_at:
+                cause = "timer"
+                break
+            await self._clock.sleep(min(LOOK, wake_at - self._clock.now()))
+            if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
+                break
+            if await self._gatehouse.halted(self.standing) is not None:
+                break
+        await self._woken(cause)
+
+    async def _woken(self, cause: Cause | None) -> None:
+        """Write that the session goes on, with its inbox read as far as it is now."""
+        self._seen = (await self._row()).inbox_head
+        key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
+        await self._store.commit(life.wake(self.lease, key, cause, self._seen))
+
+    async def _row(self) -> SessionRow:
+        (row,) = await self._store.ask(Query("session", SessionRow, {"session": self.lease.session}))
+        return row
+
+    async def _arguments(self, events: Sequence[Stored], call: str) -> bytes:
+        for stored in events:
+            if isinstance(stored.event, CallStarted) and stored.event.call == call:
+                return await said(self._store, stored)
+        return b""
+
+
+REFUSALS: Final = frozenset(
+    {
+        *("external_halt", "tool_not_granted", "invalid_arguments", "unknown_tool", "disabled", "quarantined"),
+        *("rate_limited", "approval_denied", "approval_expired", "cost_cap_reached"),
+    }
+)
+"""Outcomes of calls that were not let through; `external_halt` may also be one of a call that was."""
