@@ -2,7 +2,7 @@
 
 import os
 import pwd
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,44 +17,45 @@ _CONFIG: Final = ("XDG_CONFIG_HOME", ".config")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The places that Halter uses, and the name of whoever uses it."""
+    """The places that Halter uses, and the name of whoever uses it.
+
+    `trust` is where it is kept whose code may run; `fleet` is the fleet's file, or None where all is at its default.
+    """
 
     store: str
     checkpoints: Path
     signing_key: Path
     person: str
-    trust: Path
-    fleet: Path | None
+    trust: Path | None = None
+    fleet: Path | None = None
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None, store: str | None = None) -> Settings:
     """Take what is given, else what the environment says, else the usual places under the home folder."""
 
-    def place(variable: str, xdg: str, usual: str, name: str) -> Path:
+    def place(variable: str, xdg: str, usual: str, name: str) -> Path | None:
         if environ.get(variable):
             return Path(environ[variable])
         if environ.get(xdg):
             return Path(environ[xdg]) / "halter" / name
-        if home is None:
-            raise ConfigError(f"You have no home folder, and {variable} is not set: set it, or HOME.")
-        return home / usual / "halter" / name
+        return None if home is None else home / usual / "halter" / name
 
+    def needed(variable: str, xdg: str, usual: str, name: str) -> Path:
+        found = place(variable, xdg, usual, name)
+        if found is None:
+            raise ConfigError(f"You have no home folder, and {variable} is not set: set it, or HOME.")
+        return found
+
+    files = (Path("halter.yaml"), place("HALTER_FLEET", *_CONFIG, "halter.yaml"))
+    found = next((path for path in files if path is not None and path.is_file()), None)
     return Settings(
-        store=store or environ.get("HALTER_STORE") or str(place("HALTER_STORE", *_STATE, "halter.db")),
-        checkpoints=place("HALTER_CHECKPOINTS", *_STATE, "checkpoints"),
-        signing_key=place("HALTER_SIGNING_KEY", *_CONFIG, "signing.key"),
+        store=store or environ.get("HALTER_STORE") or str(needed("HALTER_STORE", *_STATE, "halter.db")),
+        checkpoints=needed("HALTER_CHECKPOINTS", *_STATE, "checkpoints"),
+        signing_key=needed("HALTER_SIGNING_KEY", *_CONFIG, "signing.key"),
         person=_person(environ),
         trust=place("HALTER_TRUST", *_CONFIG, "trust.json"),
-        fleet=_fleet(environ, place),
+        fleet=Path(environ["HALTER_FLEET"]) if environ.get("HALTER_FLEET") else found,
     )
-
-
-def _fleet(environ: Mapping[str, str], place: Callable[[str, str, str, str], Path]) -> Path | None:
-    """Find the fleet's file: the named one, one in this folder, or the usual one. Without any, defaults hold."""
-    if environ.get("HALTER_FLEET"):
-        return Path(environ["HALTER_FLEET"])
-    places = (Path("halter.yaml"), place("HALTER_FLEET", *_CONFIG, "halter.yaml"))
-    return next((path for path in places if path.is_file()), None)
 
 
 def _person(environ: Mapping[str, str]) -> str:

@@ -27,7 +27,9 @@ def standing(agent: str = "name: desk\n", fleet: str = "{}", grants: tuple[str, 
     resolved = resolve(
         fleet_of(load_bytes(fleet.encode(), "halter.yaml")), agent_of(load_bytes(agent.encode(), "agent.yaml"))
     )
-    return Standing("s", "desk", Phase("work", grants), resolved, str(resolved.digest()))
+    return Standing(
+        "s", "desk", Phase("work", grants), resolved, str(resolved.digest()), secrets=frozenset(resolved.secrets)
+    )
 
 
 def prepared(where: Standing, using: FunctionTool | None, arguments: bytes = b'{"order": 7}') -> Prepared:

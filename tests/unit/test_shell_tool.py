@@ -137,7 +137,7 @@ async def test_a_command_sees_no_process_no_variable_and_no_network_of_ours(root
     assert [line.split(":")[0].strip() for line in interfaces.splitlines()] == ["lo"]
     assert await ran(subject, "sh", "-c", "ls -d /proc/[0-9]* | wc -l") < "9"
     names = {line.partition("=")[0] for line in (await ran(subject, "env")).splitlines()}
-    assert names == {"PATH", "HOME", "LANG", "PWD", "GIVEN"}
+    assert names == {"PATH", "HOME", "LANG", "PWD", "GIVEN", "HALTER_AGENT"}
 
 
 @pytest.mark.parametrize("escape", ["", "setsid ", "nohup setsid "])

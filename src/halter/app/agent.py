@@ -29,6 +29,7 @@ from halter.core.tools import Tool, ToolSpec
 from halter.guard.ask import Standing
 from halter.guard.recovery import WAITS
 from halter.guard.secrets import Secrets, from_environment
+from halter.settings import Settings
 from halter.tools.tool import FunctionTool
 
 if TYPE_CHECKING:
@@ -77,12 +78,19 @@ async def assembled(app: App, folder: Path) -> AsyncGenerator[Assembled]:
         yield Assembled(policy, tools, secrets, waiting, offer.left_out)
 
 
+def trust_of(settings: Settings) -> Trust:
+    """Open the list of what people trusted."""
+    if settings.trust is None:
+        raise ConfigError("You have no home folder, and HALTER_TRUST is not set: set it, or HOME.")
+    return Trust(settings.trust)
+
+
 def demand_trusted(app: App, folder: Path) -> None:
     """Refuse code that nobody has looked at, or that changed since."""
     if not (folder / OWN_TOOLS).exists() and not (folder / MCP_FILE).exists():
         return
     digest = folder_digest(folder)
-    if not Trust(app.settings.trust).is_trusted(folder, digest):
+    if not trust_of(app.settings).is_trusted(folder, digest):
         raise ConfigError(
             f"{folder} holds code that would run as you, and nobody has trusted it as it is now. "
             f"Look through it, then run: halter trust {folder}"

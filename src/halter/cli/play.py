@@ -22,9 +22,7 @@ WIDEST: Final = 100
 
 AgentOption = Annotated[
     Path | None,
-    typer.Option(
-        "--agent", metavar="FOLDER", help="The agent whose tools it may use, if not that beside it."
-    ),
+    typer.Option("--agent", metavar="FOLDER", help="The agent whose tools it may use, if not that beside it."),
 ]
 
 
@@ -71,13 +69,14 @@ def trust(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An agen
     settings = settings_for(None)
 
     def job() -> str:
-        from halter.config.trust import Trust, folder_digest
+        from halter.app.agent import trust_of
+        from halter.config.trust import folder_digest
         from halter.core.clock import SystemClock
 
         if not may_decide(settings.person):
             raise ConfigError("Only a person can trust code, and this was started by an agent.")
         digest = folder_digest(folder)
-        Trust(settings.trust).trust(folder, digest, settings.person, SystemClock().now())
+        trust_of(settings).trust(folder, digest, settings.person, SystemClock().now())
         return digest
 
     say(f"{folder} is trusted as it is now ({saying_errors(job)[:16]}…).")

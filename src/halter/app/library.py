@@ -1,0 +1,334 @@
+"""The guard as an object of its own, for programs that have a loop already.
+
+```python
+guard = Guard("runs.db", agent="desk", max_cost_usd=1.00)
+
+@guard.tool(level="CONTROLLED", cost=0.02)
+async def send(to: str, text: str) -> str: ...
+
+async with guard, guard.session("answer the mail") as session:
+    answer = await session.call("send", to="ada", text="hello")
+```
+
+Every call goes through the same door as those of an agent: halts, grants, rates, money, approvals, in this order, and
+all of it is in the journal before it happens. What a program was doing when it died is there when it starts again.
+"""
+
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypedDict, Unpack, overload
+
+import msgspec
+
+from halter.app.agent import Assembled, unique
+from halter.app.doors import gatehouse_for
+from halter.app.opened import LEASE, App, open_app
+from halter.config.agent import Agent, agent_of
+from halter.config.fleet import Fleet, fleet_of, read_fleet
+from halter.config.load import Document, Places
+from halter.config.resolve import against_tools, resolve
+from halter.core.clock import SECOND, Clock
+from halter.core.errors import ConfigError, HalterError, LeaseLost
+from halter.core.events import SessionStarted, State
+from halter.core.ids import SessionId, WorkerId, new_worker, session_stream
+from halter.core.messages import Model
+from halter.core.money import BudgetRow
+from halter.core.ports import Query, Stored, kept
+from halter.core.rows import SessionRow, SpendRow
+from halter.core.text import to_body
+from halter.core.tools import Tool
+from halter.core.vocabulary import TerminalReason
+from halter.dispatch.tending import taken, tended
+from halter.guard.approvals import Open, needs_you
+from halter.guard.ask import Call
+from halter.guard.chokepoint import Answer, NeedsPerson
+from halter.guard.flight import StillHeld
+from halter.guard.gatehouse import Gatehouse
+from halter.guard.secrets import GivenSecrets, from_environment
+from halter.journal.patient import PatientStore
+from halter.settings import Settings, read_settings
+from halter.state import life
+from halter.state.receipt import Receipt
+from halter.state.receipt import receipt as receipt_of
+from halter.tools.arguments import canonical_json
+from halter.tools.tool import FunctionTool, Options
+from halter.tools.tool import tool as made_tool
+from halter.work.running import Running
+
+PAGE: Final = 1000
+NEWEST: Final = 1_000_000
+
+
+class GuardOptions(TypedDict, total=False):
+    """What may be said of a guard, all of it optional.
+
+    `policy` holds keys of an agent's file (`mode`, `limits`, `policy`, `phases`, `secrets`, …), `fleet` those of the
+    fleet's file, or its path. `max_cost_usd` is the cap of one session. `secrets` are values by name. `lease` says for
+    how many seconds a process that died keeps its sessions. `clock` and `environ` are the system's if not given.
+    """
+
+    policy: Mapping[str, Any]
+    fleet: Mapping[str, Any] | str | Path
+    max_cost_usd: float | str
+    secrets: Mapping[str, str]
+    tools: Sequence[Tool]
+    simulates: Model
+    settings: Settings
+    person: str
+    lease: float
+    clock: Clock
+    environ: Mapping[str, str]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a guard's agent did and spent. Amounts are micro-dollars."""
+
+    agent: str
+    sessions: int
+    running: int
+    cost_usd: int
+    cost_by_name: Mapping[str, int]
+    budgets: tuple[BudgetRow, ...]
+    needs_you: tuple[Open, ...]
+
+
+class Guard:
+    """One agent's guard over one store. Use it as an async context manager; it is open inside."""
+
+    def __init__(self, store: str | Path, agent: str = "program", **options: Unpack[GuardOptions]) -> None:
+        self._options = options
+        self._agent = agent
+        self._environ = options.get("environ", os.environ)
+        self._settings = _settings(str(store), options, self._environ)
+        self._tools: list[Tool] = list(options.get("tools", ()))
+        self._stack: AsyncExitStack | None = None
+        self._open: _Opened | None = None
+
+    @overload
+    def tool(self, function: Callable[..., Any], /, **options: Unpack[Options]) -> FunctionTool: ...
+    @overload
+    def tool(self, /, **options: Unpack[Options]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+    def tool(
+        self, function: Callable[..., Any] | None = None, /, **options: Unpack[Options]
+    ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+        """Make a tool of a typed function and give it to this guard: `@guard.tool`, or `@guard.tool(level="SAFE")`."""
+        if function is None:
+            return lambda function: self.tool(function, **options)
+        if self._open is not None:
+            raise ConfigError(f"The guard is open already: give it {function.__name__} before it is.")
+        made = made_tool(function, **options)
+        self._tools.append(made)
+        return made
+
+    async def __aenter__(self) -> Self:
+        """Open the store and begin to keep leases alive."""
+        async with AsyncExitStack() as stack:
+            lease = round(self._options.get("lease", LEASE / SECOND) * SECOND)
+            opening = open_app(self._settings, self._options.get("clock"), self._environ, lease=lease)
+            app = await stack.enter_async_context(opening)
+            agent = self._assembled()
+            worker = new_worker(self._agent, app.ids)
+            store = PatientStore(app.store, app.clock)
+            await stack.enter_async_context(tended(store, app.clock, worker, max(lease // 3, 1)))
+            gatehouse = gatehouse_for(app, agent.policy, agent.secrets, self._options.get("simulates"))
+            self._open = _Opened(app, store, agent, gatehouse, worker, lease)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of the store."""
+        stack, self._stack, self._open = self._stack, None, None
+        if stack is not None:
+            await stack.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def session(self, task: str = "", *, id: str | None = None) -> AsyncGenerator["GuardedSession"]:  # noqa: A002 It is the word for it everywhere.
+        """Begin a session, or go on with the one of that id, also after a crash: first what is in doubt is cleared up.
+
+        It ends with the block: completed, or as an error if the block raises, or by the brake that was tripped.
+        """
+        session = await self._taken_up(task, id)
+        try:
+            yield session
+        except Exception:
+            with suppress(LeaseLost):
+                await session.end("ERROR", "error")
+            raise
+        await session.end("COMPLETED", "completed")
+
+    async def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
+        """Make one call in a session of its own."""
+        async with self.session(f"call {_name(tool)}") as session:
+            return await session.call(tool, **arguments)
+
+    async def report(self) -> Report:
+        """Tell what this agent did and spent, what its caps are, and what waits for a person."""
+        opened = self._opened()
+        rows = await opened.app.store.ask(Query("sessions", SessionRow, {"limit": NEWEST}))
+        own = [row for row in rows if row.agent == self._agent]
+        spends = [row for row in await opened.app.store.ask(Query("all_spends", SpendRow)) if row.agent == self._agent]
+        by_name: dict[str, int] = {}
+        for spend in spends:
+            by_name[spend.name] = by_name.get(spend.name, 0) + spend.usd
+        return Report(
+            agent=self._agent,
+            sessions=len(own),
+            running=sum(row.ended_at is None for row in own),
+            cost_usd=sum(by_name.values()),
+            cost_by_name=by_name,
+            budgets=tuple(await opened.app.store.ask(Query("budgets", BudgetRow))),
+            needs_you=tuple(await needs_you(opened.app.store)),
+        )
+
+    async def receipts(self, limit: int = 50) -> tuple[Receipt, ...]:
+        """Make the receipts of this agent's newest sessions, the newest first."""
+        opened = self._opened()
+        rows = await opened.app.store.ask(Query("sessions", SessionRow, {"limit": NEWEST}))
+        own = [row for row in rows if row.agent == self._agent][:limit]
+        return tuple([receipt_of(await _events(opened, row.session)) for row in own])
+
+    async def _taken_up(self, task: str, session: str | None) -> "GuardedSession":
+        opened = self._opened()
+        started = SessionStarted(
+            session=session or opened.app.ids.new(),
+            agent=self._agent,
+            kind="task",
+            started_by=self._settings.person,
+            definition=await opened.store.put(opened.agent.policy.canonical()),
+        )
+        body = to_body(opened.gatehouse.redacted(task))
+        await opened.store.commit(life.start(started, *await kept(opened.store, body)))
+        lease = await taken(
+            opened.store, opened.app.clock, opened.worker, SessionId(started.session), opened.lease + SECOND
+        )
+        if lease is None:
+            raise SessionTaken(f"Session {started.session} is over, or another process works on it.")
+        standing = opened.agent.standing(started.session)
+        running = Running(opened.store, opened.app.clock, opened.gatehouse, lease, standing, opened.agent.tools)
+        events = await running.take_up()
+        return GuardedSession(opened, running, len(events))
+
+    def _assembled(self) -> Assembled:
+        agent, fleet = _said(self._agent, self._options)
+        policy = resolve(fleet, agent)
+        tools = unique(self._tools)
+        against_tools(policy, agent, (tool.spec for tool in self._tools))
+        given = self._options.get("secrets")
+        secrets = from_environment(self._environ) if given is None else GivenSecrets(given)
+        return Assembled(policy, tools, secrets)
+
+    def _opened(self) -> "_Opened":
+        if self._open is None:
+            raise ConfigError("The guard is not open: use it inside of `async with guard:`.")
+        return self._open
+
+
+class SessionTaken(HalterError):
+    """A session cannot be gone on with: it is over, or somebody else has it."""
+
+
+class _Opened(msgspec.Struct, frozen=True):
+    """What a guard has while it is open."""
+
+    app: App
+    store: PatientStore
+    agent: Assembled
+    gatehouse: Gatehouse
+    worker: WorkerId
+    lease: int
+
+
+class GuardedSession:
+    """One session of a program."""
+
+    def __init__(self, opened: _Opened, running: Running, seen: int) -> None:
+        self._opened = opened
+        self._running = running
+        self._asked = seen
+        self._end: tuple[State, TerminalReason] | None = None
+
+    @property
+    def id(self) -> str:
+        """The session's id, by which it can be gone on with."""
+        return self._running.lease.session
+
+    async def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
+        """Call a tool through the guard. It waits where a person has to decide, or where others hold the money.
+
+        Whatever comes of it is an answer with an outcome: a refusal, too. After a halt or at a cap the session ends
+        with its block, and each further call is refused in the same way.
+        """
+        answer = await self._running.call(self._named(tool, arguments))
+        self._end = self._end or await self._running.ended_by(answer)
+        return answer
+
+    async def attempt(
+        self, call: str, tool: str | FunctionTool, /, **arguments: Any
+    ) -> Answer | NeedsPerson | StillHeld:
+        """Call a tool through the guard without waiting. After a decision the same call, by its id, is tried again.
+
+        An id that was settled before answers as it did then: nothing is done twice.
+        """
+        named = self._named(tool, arguments)
+        answer = await self._running.attempt(msgspec.structs.replace(named, id=f"{self.id}.{call}"))
+        if isinstance(answer, Answer):
+            self._end = self._end or await self._running.ended_by(answer)
+        return answer
+
+    async def receipt(self) -> Receipt:
+        """Make the receipt of what was done so far."""
+        return receipt_of(await self._running.events())
+
+    async def end(self, state: State, reason: TerminalReason) -> None:
+        """End the session; a brake that was tripped says how."""
+        await self._running.end(*(self._end or (state, reason)))
+
+    def _named(self, tool: str | FunctionTool, arguments: Mapping[str, Any]) -> Call:
+        self._asked += 1
+        return Call(f"{self.id}.{self._running.lease.generation}.{self._asked}", _name(tool), _json(arguments))
+
+
+def _name(tool: str | FunctionTool) -> str:
+    return tool if isinstance(tool, str) else tool.spec.name
+
+
+def _json(arguments: Mapping[str, Any]) -> bytes:
+    return canonical_json(msgspec.to_builtins(dict(arguments)))
+
+
+async def _events(opened: _Opened, session: str) -> Sequence[Stored]:
+    found: list[Stored] = []
+    while page := await opened.store.read(session_stream(session), len(found), PAGE):
+        found += page
+    return found
+
+
+def _said(name: str, options: GuardOptions) -> tuple[Agent, Fleet]:
+    """Read what was said in Python as if it stood in the two files, so that the same is checked in the same words."""
+    policy = options.get("policy", {})
+    capped = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
+    said = {"name": name, **policy, "limits": {**policy.get("limits", {}), **capped}}
+    fleet = options.get("fleet", {})
+    read = read_fleet(Path(fleet)) if isinstance(fleet, str | Path) else fleet_of(_document(fleet, "the guard's fleet"))
+    return agent_of(_document(said, "the guard's policy")), read
+
+
+def _document(said: Mapping[str, Any], where: str) -> Document:
+    return Document(dict(said), Places(where))
+
+
+def _settings(store: str, options: GuardOptions, environ: Mapping[str, str]) -> Settings:
+    """Keep checkpoints and their key where the command line keeps them, unless settings are given."""
+    if "settings" in options:
+        return options["settings"]
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = None
+    settings = read_settings(environ, home, store)
+    return msgspec.structs.replace(settings, person=options["person"]) if "person" in options else settings
