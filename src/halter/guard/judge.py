@@ -186,10 +186,10 @@ def _approved(asked: Asked, rows: Rows) -> tuple[str, str] | Draft | None:
     need = asked.approval
     if need is None or asked.observe:
         return ("", "")
-    rule = rows.get(RuleRow, need.rule) if need.rule else None
-    if rule is not None and rule.live(rows.now):
-        return ("", f"{rule.by}, always, by rule {rule.rule}")
     row = rows.get(DecisionRow, need.decision)
+    rule = rows.get(RuleRow, need.rule) if need.rule else None
+    if rule is not None and rule.live(rows.now) and not (row and row.verdict):
+        return ("", f"{rule.by}, always, by rule {rule.rule}")
     if row is None or not row.asked_at:
         return Draft(_question(asked, need, rows.now), need.shown)
     if row.used_at is not None:

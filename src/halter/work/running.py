@@ -3,7 +3,9 @@
 Whatever it waits for is in the journal, so it can be taken up by another process in the same place.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from halter.core.clock import SECOND, Clock
@@ -23,13 +25,34 @@ from halter.guard.gatehouse import Gatehouse
 from halter.state import life
 from halter.state.session import InFlight, Session, replay
 
-LOOK: Final = SECOND // 4
-"""How often somebody who waits looks whether it was decided: a person waits for the session, too."""
+LOOK: Final = 30 * SECOND
+"""How often somebody who waits looks by itself. Whatever it waits for is written, and hints of that come at once;
+but hints may be lost."""
+
+SOON: Final = SECOND // 4
 
 PAGE: Final = 1000
 
 Look = Callable[[], Awaitable[bool]]
 """Something that is looked for while resting."""
+
+
+@asynccontextmanager
+async def heard(store: Store) -> AsyncGenerator[asyncio.Event]:
+    """Set an event whenever something is written, by anybody."""
+    news = asyncio.Event()
+
+    async def listen() -> None:
+        async for _ in store.changes():
+            news.set()
+
+    listening = asyncio.create_task(listen(), name="halter-rest")
+    try:
+        yield news
+    finally:
+        listening.cancel()
+        with suppress(asyncio.CancelledError):
+            await listening
 
 
 class Running:
@@ -101,7 +124,7 @@ class Running:
                 case NeedsPerson():
                     await self._decided(answer, "WAITING_FOR_APPROVAL")
                 case StillHeld():
-                    await self._rest("WAITING_FOR_BUDGET", self._clock.now() + LOOK)
+                    await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SOON)
                 case Answer(cap=CostCapReached() as cap) if await self._more_money(call, cap):
                     pass
                 case Answer():
@@ -138,12 +161,12 @@ class Running:
 
     async def _is_raised(self, cap: CostCapReached) -> bool:
         params = {"scope": cap.scope, "window": cap.window, "unit": cap.unit}
-        (row,) = await self._store.ask(Query("budget", BudgetRow, params))
-        return row.cap is None or row.cap > cap.cap
+        rows = await self._store.ask(Query("budget", BudgetRow, params))
+        return any(row.cap_by and (row.cap is None or row.cap > cap.cap) for row in rows)
 
     async def _ask_for_more(self, call: Call, cap: CostCapReached) -> NeedsPerson:
-        """Put a cap before a person. The digest names the cap as it is: an answer to an older one does not count."""
-        decision = f"{call.id}/cap/{self._attempts.get(call.id, 0)}"
+        """Put a cap before a person, once for each cap that a call comes to."""
+        decision = f"{call.id}/cap/{cap.cap}"
         text = (
             f"{call.tool} may cost {shown(cap.amount)}; {shown(cap.spent)} of {shown(cap.cap)} is spent in {cap.scope}."
             " Raise the cap to let it go on."
@@ -183,16 +206,28 @@ class Running:
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
         committed = await self._store.commit(life.park(self.lease, key, parked))
         cause: Cause = "decision"
-        while committed.events:
-            if self._clock.now() >= wake_at:
-                cause = "timer"
-                break
-            await self._clock.sleep(min(LOOK, wake_at - self._clock.now()))
-            if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
-                break
-            if await self._gatehouse.halted(self.standing) is not None:
-                break
+        async with heard(self._store) as news:
+            while committed.events:
+                if self._clock.now() >= wake_at:
+                    cause = "timer"
+                    break
+                if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
+                    break
+                if await self._gatehouse.halted(self.standing) is not None:
+                    break
+                await self._until(news, min(LOOK, wake_at - self._clock.now()))
         await self._woken(cause)
+
+    async def _until(self, news: asyncio.Event, at_most: int) -> None:
+        """Wait for a hint that something was written, or a while."""
+        pause = asyncio.ensure_future(self._clock.sleep(at_most))
+        word = asyncio.ensure_future(news.wait())
+        try:
+            await asyncio.wait((pause, word), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.clear()
+            pause.cancel()
+            word.cancel()
 
     async def _woken(self, cause: Cause | None) -> None:
         """Write that the session goes on, with its inbox read as far as it is now."""

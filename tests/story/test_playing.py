@@ -1,0 +1,410 @@
+"""Playbooks through the guard: what they wait for, what ends them, and what no crash makes them do twice."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from halter.config.agent import agent_of
+from halter.config.fleet import Fleet
+from halter.config.load import load_bytes
+from halter.config.playbook import playbook_of
+from halter.config.resolve import resolve
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.errors import LeaseLost
+from halter.core.events import CallStarted, SessionParked, SessionStarted
+from halter.core.ids import SessionId, new_worker, session_stream
+from halter.core.money import Account
+from halter.core.ports import Lease
+from halter.core.spec import Resolved
+from halter.core.tools import Failed, Tool
+from halter.dispatch.tending import taken, tended
+from halter.guard.approvals import Open, Rule, always, decide, edit, end_rule, needs_you, raise_cap
+from halter.guard.ask import Standing
+from halter.guard.gatehouse import Gatehouse
+from halter.guard.halts import cancel, halt
+from halter.guard.purse import change_cap
+from halter.guard.rules import Same
+from halter.guard.secrets import GivenSecrets
+from halter.journal.patient import PatientStore
+from halter.models.prices import Prices
+from halter.state import life
+from halter.state.receipt import Receipt, receipt
+from halter.testing.crash import Crash
+from halter.testing.world import World, crash_everywhere
+from halter.tools.arguments import CallKey
+from halter.tools.tool import tool
+from halter.work.playbooks import Ended, Task, walk, written
+from halter.work.running import Running
+
+
+def policy(more: str = "") -> Resolved:
+    return resolve(Fleet(), agent_of(load_bytes(f"name: desk\n{more}".encode(), "agent.yaml")))
+
+
+def playbook(text: str) -> Task:
+    return Task(playbook_of(load_bytes(text.encode(), "play.yaml")))
+
+
+class Desk:
+    """An agent's tools, which count in the world outside what they really did."""
+
+    def __init__(self) -> None:
+        self.done: Counter[str] = Counter()
+        self.keys: Counter[str] = Counter()
+        self.stuck = asyncio.Event()
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        made = (
+            tool(self.look, level="SAFE", effect="read"),
+            tool(self.put, level="SAFE", idempotent=True),
+            tool(self.send, level="SAFE", name="send"),
+            tool(self.pay, level="SAFE", cost="0.005"),
+            tool(self.wipe, level="RESTRICTED"),
+            tool(self.hang, level="SAFE", timeout=60),
+            tool(self.fail, level="SAFE"),
+        )
+        return {each.spec.name: each for each in made}
+
+    async def look(self, at: str = "") -> str:
+        self.done["look"] += 1
+        return '{"price": 7}'
+
+    async def put(self, key: CallKey, what: str = "") -> str:
+        self.done["put"] += 1
+        self.keys[key] += 1
+        return "put"
+
+    async def send(self, text: str = "") -> str:
+        self.done[f"send {text}"] += 1
+        return "sent"
+
+    async def pay(self) -> str:
+        self.done["pay"] += 1
+        return "paid"
+
+    async def wipe(self, path: str = "") -> str:
+        self.done[f"wipe {path}"] += 1
+        return "wiped"
+
+    async def hang(self) -> str:
+        self.stuck.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async def fail(self) -> str:
+        raise Failed("NoLuck", "it did not work")
+
+
+class Play:
+    """A playbook in a world: what a process does that is begun again after each crash."""
+
+    def __init__(self, task: Task, desk: Desk, agent: Resolved | None = None) -> None:
+        self.task = task
+        self.desk = desk
+        self.policy = agent or policy()
+        self.ended: Ended | None = None
+
+    async def begin(self, world: World) -> None:
+        event = SessionStarted(session="s", agent="desk", kind="task", started_by="ada")
+        await PatientStore(world.store, world.clock).commit(life.start(event, written(self.task)))
+
+    async def run(self, world: World) -> None:
+        await self.begin(world)
+        async with self.taken(world) as (store, lease):
+            if lease is not None:
+                self.ended = await walk(self.running(world, store, lease), store, self.task)
+
+    @asynccontextmanager
+    async def taken(self, world: World) -> AsyncGenerator[tuple[PatientStore, Lease | None]]:
+        store = PatientStore(world.store, world.clock)
+        worker = new_worker("play", world.ids)
+        async with tended(store, world.clock, worker):
+            yield store, await taken(store, world.clock, worker, SessionId("s"), 20 * SECOND)
+
+    def running(self, world: World, store: PatientStore, lease: Lease) -> Running:
+        gatehouse = Gatehouse(store, world.clock, redact=lambda text: text, secrets=GivenSecrets({}), prices=Prices({}))
+        standing = Standing("s", "desk", self.policy.phases[0], self.policy, str(self.policy.digest()))
+        return Running(store, world.clock, gatehouse, lease, standing, self.desk.tools)
+
+
+async def receipt_in(world: World) -> Receipt:
+    return receipt(await world.events(session_stream("s")))
+
+
+async def asked(world: World) -> Open:
+    """Wait until something needs a person."""
+    while not (waiting := await needs_you(world.journal)):
+        await world.clock.sleep(SECOND)
+    return waiting[0]
+
+
+ALL_KINDS = """
+- call: look
+  as: price
+- call: put
+  with: {what: "at ${steps.price.json.price}"}
+- call: send
+  with: {text: one}
+- call: send
+  with: {text: two}
+- call: look
+"""
+
+
+async def test_a_playbook_runs_to_its_end_with_results_that_refer_to_earlier_ones(world: World) -> None:
+    play = Play(playbook('- {call: look, as: a}\n- {call: send, with: {text: "${steps.a.json.price}!"}}'), Desk())
+    await play.run(world)
+    assert play.ended == Ended("COMPLETED", "completed")
+    assert play.desk.done == {"look": 1, "send 7!": 1}
+    made = await receipt_in(world)
+    assert (made.state, made.terminal_reason, [line.name for line in made.calls]) == (
+        "COMPLETED",
+        "completed",
+        ["look", "send"],
+    )
+
+
+def test_a_crash_at_any_commit_does_no_plain_write_twice_and_asks_about_each_that_is_in_doubt() -> None:
+    task = playbook(ALL_KINDS)
+    plays: list[Play] = []
+
+    async def program(world: World) -> None:
+        play = plays[-1]
+        answering = world.spawn(answers(world, play))
+        await play.run(world)
+        answering.cancel()
+
+    async def answers(world: World, play: Play) -> None:
+        """Say truly, as a person who looks would, whether it was done."""
+        while True:
+            waiting = await asked(world)
+            assert waiting.about == "unknown_call"
+            done = play.desk.done["send one" if waiting.subject == "s.3" else "send two"] > 0
+            verdict = "approve" if done else "deny"
+            await PatientStore(world.store, world.clock).commit(decide(waiting, verdict, "ada", world.ids.new()))
+
+    def new_world(crash: Crash | None) -> World:
+        plays.append(Play(task, Desk()))
+        return World(crash=crash)
+
+    for world in crash_everywhere(program, new_world):
+        play = plays[-1]
+        made = world.run(receipt_in(world))
+        assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
+        assert play.desk.done["send one"] == play.desk.done["send two"] == 1
+        assert len(play.desk.keys) == 1
+        assert made.in_doubt == ()
+
+
+async def test_a_step_that_fails_ends_the_playbook_and_says_where(world: World) -> None:
+    play = Play(playbook("- call: fail\n- call: send"), Desk())
+    await play.run(world)
+    assert play.ended is not None
+    assert (play.ended.state, play.ended.terminal_reason) == ("ERROR", "step_failed")
+    assert "Step 1 (fail, line 1) ended with error: NoLuck: it did not work" in play.ended.sentence
+    assert play.desk.done == {}
+
+
+async def test_a_reference_that_leads_nowhere_is_a_sentence_and_not_a_call(world: World) -> None:
+    play = Play(playbook('- {call: look, as: a}\n- {call: send, with: {text: "${steps.a.json.cost}"}}'), Desk())
+    await play.run(world)
+    assert play.ended is not None
+    assert "no `cost`, only `price`" in play.ended.sentence
+    assert play.desk.done == {"look": 1}
+
+
+@pytest.mark.parametrize(("scope", "reason"), [("session:s", "enough"), ("agent:desk", ""), ("fleet", "")])
+async def test_a_halt_ends_a_stuck_call_and_its_session_within_a_second(world: World, scope: str, reason: str) -> None:
+    play = Play(playbook("- call: hang\n- call: send"), Desk())
+    running = asyncio.create_task(play.run(world))
+    await play.desk.stuck.wait()
+    halted_at = world.now
+    await world.store.commit(halt(scope, "ada", "halt", reason))
+    await running
+    assert world.now - halted_at < SECOND
+    assert play.ended is not None
+    assert (play.ended.state, play.ended.terminal_reason) == ("HALTED", "external_halt")
+    assert [line.outcome for line in (await receipt_in(world)).calls] == ["external_halt"]
+
+
+async def test_a_cancelled_session_is_told_apart_from_a_halted_one(world: World) -> None:
+    play = Play(playbook("- call: hang"), Desk())
+    running = asyncio.create_task(play.run(world))
+    await play.desk.stuck.wait()
+    await world.store.commit(cancel("s", "ada", "cancel", "not needed any more"))
+    await running
+    assert play.ended is not None
+    assert (play.ended.state, play.ended.terminal_reason) == ("CANCELLED", "cancelled")
+
+
+async def test_a_halt_ends_a_session_that_waits_for_a_person(world: World) -> None:
+    play = Play(playbook("- call: wipe"), Desk())
+    running = asyncio.create_task(play.run(world))
+    await asked(world)
+    await world.store.commit(halt("fleet", "ada", "halt"))
+    await running
+    assert play.ended is not None
+    assert play.ended.state == "HALTED"
+    assert play.desk.done == {}
+
+
+async def test_a_tenth_of_a_cent_stops_at_the_first_costed_call_with_everything_committed(world: World) -> None:
+    play = Play(playbook("- call: look\n- call: pay"), Desk(), policy("limits: {max_cost_usd: 0.001}"))
+    await play.run(world)
+    made = await receipt_in(world)
+    assert (made.state, made.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
+    assert [brake.code for brake in made.brakes if brake.code == "cost_cap_reached"]
+    assert play.desk.done == {"look": 1}
+
+
+@pytest.mark.parametrize("by", ["decision", "budget"])
+async def test_a_session_that_asks_at_its_cap_survives_a_restart_and_goes_on_when_it_is_raised(
+    world: World, by: str
+) -> None:
+    tight = policy("limits: {max_cost_usd: 0.001, on_cap: ask}")
+    play = Play(playbook("- call: look\n- call: pay"), Desk(), tight)
+    world.spawn(play.run(world))
+    waiting = await asked(world)
+    assert (waiting.about, waiting.subject) == ("cap_raise", "session:s")
+    assert (await world.session("s")).state == "WAITING_FOR_BUDGET"
+    await world.restart()
+    await world.advance(HOUR)
+    running = world.spawn(play.run(world))
+    await world.advance(MINUTE)
+    assert not running.done()
+    account = Account("session:s", "", "usd")
+    if by == "decision":
+        await world.store.commit(raise_cap(await asked(world), account, 10_000, "ada", "raise"))
+    else:
+        await world.store.commit(change_cap(account, 10_000, "ada", "raise"))
+    await running
+    made = await receipt_in(world)
+    assert (made.state, made.terminal_reason) == ("COMPLETED", "completed")
+    assert play.desk.done == {"look": 1, "pay": 1}
+
+
+async def test_a_cap_that_nobody_raises_ends_the_session(world: World) -> None:
+    tight = policy("limits: {max_cost_usd: 0.001, on_cap: ask}")
+    play = Play(playbook("- call: pay"), Desk(), tight)
+    running = asyncio.create_task(play.run(world))
+    await world.store.commit(decide(await asked(world), "deny", "ada", "no"))
+    await running
+    assert (await receipt_in(world)).terminal_reason == "cost_cap_reached"
+
+
+async def test_at_the_cap_of_a_window_a_session_sleeps_until_the_window_rolls(world: World) -> None:
+    daily = policy("limits: {max_cost_usd_per_day: 0.006}")
+    play = Play(playbook("- call: pay\n- call: pay"), Desk(), daily)
+    began = world.now
+    await play.run(world)
+    assert play.ended == Ended("COMPLETED", "completed")
+    assert play.desk.done == {"pay": 2}
+    assert world.now >= began + DAY - began % DAY
+    parks = [event.event for event in await world.events(session_stream("s")) if isinstance(event.event, SessionParked)]
+    assert [park.state for park in parks] == ["SLEEPING"]
+
+
+async def played_with(world: World, text: str, *answers: Any, agent: str = "") -> tuple[Play, Sequence[str]]:
+    """Play, and answer what needs a person, one thing after the other."""
+    play = Play(playbook(text), Desk(), policy(agent))
+    running = asyncio.create_task(play.run(world))
+    for answer in answers:
+        await world.store.commit(answer(await asked(world)))
+        await world.advance(SECOND)
+    await running
+    calls = (await receipt_in(world)).calls
+    return play, [line.outcome or "" for line in calls]
+
+
+async def test_an_approved_call_runs_once_and_a_denied_one_not_at_all(world: World) -> None:
+    text = "- {call: wipe, with: {path: a}}\n- {call: wipe, with: {path: b}}"
+    play, outcomes = await played_with(
+        world,
+        text,
+        lambda one: decide(one, "approve", "ada", "yes"),
+        lambda one: decide(one, "deny", "ada", "no"),
+    )
+    assert (play.desk.done, outcomes) == ({"wipe a": 1}, ["ok"])
+    assert play.ended is not None
+    assert "approval_denied: ada said no." in play.ended.sentence
+
+
+async def test_an_edit_runs_with_the_arguments_that_the_person_wrote(world: World) -> None:
+    play, outcomes = await played_with(
+        world, "- {call: wipe, with: {path: everything}}", lambda one: edit(one, b'{"path": "a little"}', "ada", "edit")
+    )
+    assert (play.desk.done, outcomes) == ({"wipe a little": 1}, ["ok"])
+
+
+async def test_an_edit_that_does_not_fit_the_tool_is_refused(world: World) -> None:
+    play, _ = await played_with(
+        world, "- {call: wipe, with: {path: a}}", lambda one: edit(one, b'{"nonsense": 1}', "ada", "edit")
+    )
+    assert play.desk.done == {}
+    assert play.ended is not None
+    assert "invalid_arguments" in play.ended.sentence
+
+
+async def test_always_answers_the_same_call_again_until_it_is_taken_back(world: World) -> None:
+    def agreed(one: Open) -> Any:
+        rule = Rule(id="r1", matcher=Same(one.same), keys=("path",), scope="agent", expires_in=DAY)
+        return always(one, rule, "ada", "always")
+
+    same, other = "- {call: wipe, with: {path: a}}\n", "- {call: wipe, with: {path: b}}\n"
+    play, outcomes = await played_with(
+        world, same + same + other, agreed, lambda one: decide(one, "approve", "ada", "yes")
+    )
+    assert (play.desk.done, outcomes) == ({"wipe a": 2, "wipe b": 1}, ["ok", "ok", "ok"])
+    started = [each.event for each in await world.events(session_stream("s")) if isinstance(each.event, CallStarted)]
+    assert [one.decided_by for one in started] == ["ada", "ada, always, by rule r1", "ada"]
+    assert len((await world.store.commit(end_rule("r1", "ada", "end"))).events) == 1
+    assert (await world.store.commit(end_rule("r1", "ada", "end again"))).events == ()
+
+
+async def test_an_approval_that_nobody_gives_in_time_expires_and_is_told_as_that(world: World) -> None:
+    play = Play(playbook("- call: wipe"), Desk(), policy("policy: {approval_expiry: 1h}"))
+    began = world.now
+    await play.run(world)
+    assert play.ended is not None
+    assert "approval_expired" in play.ended.sentence
+    assert HOUR <= world.now - began < HOUR + MINUTE
+
+
+@pytest.mark.parametrize("by", ["agent:desk", ""])
+async def test_an_agent_decides_nothing_ends_no_rule_and_raises_no_cap(world: World, by: str) -> None:
+    play = Play(playbook("- call: wipe"), Desk())
+    world.spawn(play.run(world))
+    one = await asked(world)
+    rule = Rule(id="r1", matcher=Same(one.same), keys=("path",), scope="agent", expires_in=DAY)
+    for write in (
+        decide(one, "approve", by, "a"),
+        edit(one, b"{}", by, "b"),
+        always(one, rule, by, "c"),
+        change_cap(Account("fleet", "", "usd"), None, by, "d"),
+    ):
+        assert (await world.store.commit(write)).events == ()
+    assert play.desk.done == {}
+
+
+async def test_a_session_that_another_process_took_over_is_let_go_at_once(world: World) -> None:
+    play = Play(playbook("- call: hang"), Desk())
+    running = asyncio.create_task(play.run(world))
+    await play.desk.stuck.wait()
+    beats = world.journal
+    for _ in range(3):
+        # Nobody beats for the first process any more: its heartbeat task is gone with its store.
+        await world.advance(SECOND)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await world.advance(MINUTE)
+    (lease,) = await beats.claim(new_worker("other", world.ids), 1, SessionId("s"))
+    assert lease.generation == 2
+    late = life.end(Lease(lease.session, lease.worker, 1), "COMPLETED", "completed")
+    with pytest.raises(LeaseLost):
+        await beats.commit(late)
