@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from halter.app.library import Guard, GuardedSession
+    from halter.app.library import Guard, GuardedSession, SessionOver, SessionTaken
     from halter.core.tools import Failed, Output
     from halter.guard.chokepoint import Answer
     from halter.tools.arguments import CallKey
@@ -11,7 +11,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Answer", "CallKey", "Failed", "Guard", "GuardedSession", "Output", "__version__", "tool"]
+__all__ = [
+    "Answer",
+    "CallKey",
+    "Failed",
+    "Guard",
+    "GuardedSession",
+    "Output",
+    "SessionOver",
+    "SessionTaken",
+    "__version__",
+    "tool",
+]
 
 _HOMES = {
     "Answer": "halter.guard.chokepoint",
@@ -20,6 +31,8 @@ _HOMES = {
     "Guard": "halter.app.library",
     "GuardedSession": "halter.app.library",
     "Output": "halter.core.tools",
+    "SessionOver": "halter.app.library",
+    "SessionTaken": "halter.app.library",
     "tool": "halter.tools.tool",
 }
 

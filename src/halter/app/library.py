@@ -17,9 +17,10 @@ all of it is in the journal before it happens. What a program was doing when it 
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypedDict, Unpack, overload
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 
 import msgspec
 
@@ -36,7 +37,7 @@ from halter.core.events import SessionStarted, State
 from halter.core.ids import SessionId, WorkerId, new_worker, session_stream
 from halter.core.messages import Model
 from halter.core.money import BudgetRow
-from halter.core.ports import Query, Stored, kept
+from halter.core.ports import Lease, Query, Stored, kept
 from halter.core.rows import SessionRow, SpendRow
 from halter.core.text import to_body
 from halter.core.tools import Tool
@@ -72,7 +73,7 @@ class GuardOptions(TypedDict, total=False):
 
     policy: Mapping[str, Any]
     fleet: Mapping[str, Any] | str | Path
-    max_cost_usd: float | str
+    max_cost_usd: float | Decimal | Literal["none"]
     secrets: Mapping[str, str]
     tools: Sequence[Tool]
     simulates: Model
@@ -203,15 +204,19 @@ class Guard:
         )
         body = to_body(opened.gatehouse.redacted(task))
         await opened.store.commit(life.start(started, *await kept(opened.store, body)))
-        lease = await taken(
-            opened.store, opened.app.clock, opened.worker, SessionId(started.session), opened.lease + SECOND
-        )
+        lease = await self._lease(opened, SessionId(started.session))
         if lease is None:
-            raise SessionTaken(f"Session {started.session} is over, or another process works on it.")
+            raise await _not_taken(opened, started.session)
         standing = opened.agent.standing(started.session)
         running = Running(opened.store, opened.app.clock, opened.gatehouse, lease, standing, opened.agent.tools)
         events = await running.take_up()
         return GuardedSession(opened, running, len(events))
+
+    async def _lease(self, opened: "_Opened", session: SessionId) -> Lease | None:
+        """Take a session at once if it is over or free; else wait for as long as an owner that died would have it."""
+        (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
+        patience = 0 if row.ended_at is not None else opened.lease + SECOND
+        return await taken(opened.store, opened.app.clock, opened.worker, session, patience)
 
     def _assembled(self) -> Assembled:
         agent, fleet = _said(self._agent, self._options)
@@ -229,7 +234,18 @@ class Guard:
 
 
 class SessionTaken(HalterError):
-    """A session cannot be gone on with: it is over, or somebody else has it."""
+    """A session cannot be gone on with: another process works on it."""
+
+
+class SessionOver(HalterError):
+    """A session cannot be gone on with: it has ended, and its receipt says how."""
+
+
+async def _not_taken(opened: "_Opened", session: str) -> SessionTaken | SessionOver:
+    (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
+    if row.ended_at is not None:
+        return SessionOver(f"Session {session} is over ({row.state}, {row.terminal_reason}): begin another one.")
+    return SessionTaken(f"Another process, {row.owner}, works on session {session}: wait for it, or cancel it there.")
 
 
 class _Opened(msgspec.Struct, frozen=True):

@@ -1,0 +1,196 @@
+"""The guard as a Python object: the same door, the same journal, and no agent needed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import halter
+from halter import Guard, Output, SessionOver
+from halter.core.clock import SystemClock
+from halter.core.errors import ConfigError
+from halter.core.ids import SortableIds
+from halter.core.money import BudgetRow
+from halter.core.ports import Query
+from halter.guard.approvals import decide, needs_you
+from halter.guard.chokepoint import NeedsPerson
+from halter.guard.halts import halt
+from halter.journal.open import open_store
+
+SPENDERS = Path(__file__).parent / "programs" / "spenders.py"
+DOLLAR = 1_000_000
+
+
+def guard_in(folder: Path, **more: Any) -> Guard:
+    return Guard(str(folder / "guard.db"), agent="desk", environ={"HOME": str(folder)}, **more)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+async def test_a_call_goes_through_the_door_and_leaves_a_receipt(tmp_path: Path) -> None:
+    guard = guard_in(tmp_path, max_cost_usd=0.50)
+
+    @guard.tool(level="CONTROLLED", cost="0.10")
+    async def send(to: str) -> Output:
+        """Send a letter."""
+        return Output(f"sent to {to}", 70_000)
+
+    async with guard:
+        async with guard.session("answer the mail") as session:
+            answer = await session.call(send, to="ada")
+        assert (answer.outcome, answer.text, answer.cost_usd) == ("ok", "sent to ada", 70_000)
+        (made,) = await guard.receipts()
+        assert (made.state, made.terminal_reason, made.cost_usd) == ("COMPLETED", "completed", 70_000)
+        report = await guard.report()
+        assert (report.sessions, report.running, report.cost_by_name) == (1, 0, {"send": 70_000})
+
+
+async def test_one_call_has_a_session_of_its_own(tmp_path: Path) -> None:
+    guard = guard_in(tmp_path)
+
+    @guard.tool(level="SAFE")
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    async with guard:
+        assert (await guard.call("add", a=1, b=2)).text == "3"
+        assert (await guard.call("add", a="x", b=2)).outcome == "invalid_arguments"
+        assert (await guard.call("subtract", a=1)).outcome == "unknown_tool"
+        assert len(await guard.receipts()) == 3
+
+
+async def test_a_session_at_its_cap_ends_as_that(tmp_path: Path) -> None:
+    guard = guard_in(tmp_path, max_cost_usd=0.001)
+
+    @guard.tool(level="SAFE", cost="0.005")
+    async def pay() -> str:
+        """Pay."""
+        raise AssertionError("It must not run.")
+
+    async with guard:
+        assert (await guard.call(pay)).outcome == "cost_cap_reached"
+        (made,) = await guard.receipts()
+        assert (made.state, made.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
+
+
+async def test_a_block_that_raises_ends_its_session_as_an_error(tmp_path: Path) -> None:
+    guard = guard_in(tmp_path)
+    async with guard:
+        with pytest.raises(ZeroDivisionError):
+            async with guard.session("divide"):
+                raise ZeroDivisionError
+        (made,) = await guard.receipts()
+        assert (made.state, made.terminal_reason) == ("ERROR", "error")
+
+
+async def test_a_program_can_ask_without_waiting_and_try_again_after_the_decision(tmp_path: Path) -> None:
+    guard = guard_in(tmp_path)
+    acts: list[str] = []
+
+    @guard.tool(level="RESTRICTED")
+    async def wipe(path: str) -> str:
+        """Wipe."""
+        acts.append(path)
+        return "wiped"
+
+    clock = SystemClock()
+    person = open_store(str(tmp_path / "guard.db"), clock=clock, ids=SortableIds(clock.now))
+    async with guard, guard.session("wipe") as session:
+        first = await session.attempt("1", wipe, path="a")
+        assert isinstance(first, NeedsPerson)
+        assert isinstance(await session.attempt("1", wipe, path="a"), NeedsPerson)
+        (waiting,) = await needs_you(person)
+        await person.commit(decide(waiting, "approve", "ada", "yes"))
+        second = await session.attempt("1", wipe, path="a")
+        assert not isinstance(second, NeedsPerson)
+        again = await session.attempt("1", wipe, path="a")
+        assert second == again
+        assert acts == ["a"]
+        await person.commit(halt("fleet", "ada", "halt"))
+        assert (await session.call(wipe, path="b")).outcome == "external_halt"
+    await person.close()
+    async with guard_in(tmp_path) as looking:
+        (made,) = await looking.receipts()
+        assert (made.state, made.terminal_reason) == ("HALTED", "external_halt")
+
+
+async def test_secrets_reach_the_tool_and_nothing_else(tmp_path: Path) -> None:
+    guard = guard_in(tmp_path, secrets={"KEY": "correct-horse-battery"}, policy={"secrets": ["KEY"]})
+    seen: list[str] = []
+
+    @guard.tool(level="CONTROLLED")
+    async def use(key: str) -> str:
+        """Use a key."""
+        seen.append(key)
+        return f"used {key}"
+
+    async with guard:
+        answer = await guard.call(use, key="${secret:KEY}")
+    assert seen == ["correct-horse-battery"]
+    assert "battery" not in answer.text
+    assert b"correct-horse-battery" not in (tmp_path / "guard.db").read_bytes()
+
+
+async def test_what_is_wrong_is_said_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`limts` is not a key"):
+        async with guard_in(tmp_path, policy={"limts": {}}):
+            pass
+    with pytest.raises(ConfigError, match="not open"):
+        await guard_in(tmp_path).report()
+    guard = guard_in(tmp_path)
+    async with guard:
+        with pytest.raises(ConfigError, match="open already"):
+            guard.tool(lambda: "late")
+        async with guard.session(id="one"):
+            pass
+        with pytest.raises(SessionOver, match="is over"):
+            async with guard.session(id="one"):
+                pass
+
+
+def test_what_is_public_can_be_imported_and_nothing_else() -> None:
+    assert all(getattr(halter, name) is not None for name in halter.__all__)
+    with pytest.raises(AttributeError, match="no attribute"):
+        _ = halter.Nonsense  # pyright: ignore[reportAttributeAccessIssue] it is not there
+
+
+def spent(store: Path) -> list[BudgetRow]:
+    clock = SystemClock()
+    opened = open_store(str(store), clock=clock, ids=SortableIds(clock.now))
+
+    async def ask() -> list[BudgetRow]:
+        rows = await opened.ask(Query("budgets", BudgetRow))
+        await opened.close()
+        return [row for row in rows if row.scope == "fleet"]
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.timeout(90)
+def test_twenty_spenders_that_are_killed_and_started_again_never_pass_a_dollar(tmp_path: Path) -> None:
+    store = tmp_path / "spenders.db"
+    command = [sys.executable, str(SPENDERS), str(store)]
+    environ = {**os.environ, "HOME": str(tmp_path)}
+    for calls in (1, 7, 13, 0):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as program:
+            assert program.stdout is not None
+            assert all(program.stdout.readline() == b"spending\n" for _ in range(calls))
+            if calls:
+                program.send_signal(signal.SIGKILL)
+            _, said = program.communicate(timeout=60)
+            assert program.returncode == (-signal.SIGKILL if calls else 0), said.decode()
+        for row in spent(store):
+            assert row.spent + row.held <= DOLLAR
+            assert row.overrun == 0
+    (row,) = spent(store)
+    assert 0.9 * DOLLAR < row.spent <= DOLLAR
+    assert row.held == 0
