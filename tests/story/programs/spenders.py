@@ -32,10 +32,9 @@ async def spender(number: int) -> None:
 
 
 async def main() -> None:
-    async with guard:
-        async with asyncio.TaskGroup() as group:
-            for number in range(20):
-                group.create_task(spender(number))
+    async with guard, asyncio.TaskGroup() as group:
+        for number in range(20):
+            group.create_task(spender(number))
 
 
 asyncio.run(main())
