@@ -1,0 +1,63 @@
+"""Every example does what its page says."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class Person:
+    """Somebody at a terminal, in a home folder of their own."""
+
+    def __init__(self, home: Path) -> None:
+        self.environ = {**os.environ, "HOME": str(home), "HALTER_PERSON": "ada", "COLUMNS": "200"}
+
+    def begins(self, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "halter", *words]
+        return subprocess.Popen(
+            command, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
+        )
+
+    def types(self, *words: str) -> str:
+        with self.begins(*words) as program:
+            said, complained = program.communicate(timeout=60)
+        assert program.returncode == 0, complained
+        return said
+
+    def looks(self, *words: str) -> Any:
+        return json.loads(self.types(*words, "--json"))
+
+
+@pytest.mark.timeout(180)
+def test_the_clerk_welcomes_somebody_and_asks_before_it_deletes(tmp_path: Path) -> None:
+    person, clerk = Person(tmp_path), tmp_path / "clerk"
+    shutil.copytree(EXAMPLES / "clerk", clerk)
+    with person.begins("play", str(clerk / "welcome.yaml"), "--input", "who=Ada") as untrusted:
+        _, complained = untrusted.communicate(timeout=60)
+    assert untrusted.returncode == 3
+    assert f"halter trust {clerk}" in complained
+    person.types("trust", str(clerk))
+    with person.begins("play", str(clerk / "welcome.yaml"), "--input", "who=Ada") as playing:
+        assert playing.stdout is not None
+        while not (clerk / "desk" / "welcome.txt").exists():
+            assert playing.poll() is None
+            assert playing.stdout.readline()
+        assert (clerk / "desk" / "welcome.txt").read_text() == "Welcome, Ada."
+        while not (waiting := person.looks("inbox")):
+            assert playing.poll() is None
+        assert [one["name"] for one in waiting] == ["delete_file"]
+        person.types("approve", waiting[0]["decision"])
+        said, _ = playing.communicate(timeout=60)
+    assert playing.returncode == 0
+    assert "COMPLETED: completed." in said
+    assert not (clerk / "desk" / "welcome.txt").exists()
+    (session,) = person.looks("sessions")
+    assert person.looks("receipt", session["session"])["cost_usd"] == 10_000
+    assert person.looks("verify")["ok"]
