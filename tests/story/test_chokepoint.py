@@ -323,10 +323,18 @@ async def test_observing_lets_pass_and_records_what_would_have_been_refused(worl
     answer = await desk.calls(tool, desk.asks(usd=50, flaw=flaw, observe=True))
     assert answer.outcome == "ok"
     (started,) = [event for event in await world.store.read(session_stream("s")) if event.kind == "call_started"]
-    assert b'"observed":["tool_not_granted"]' in started.facts
+    assert b'"observed":["tool_not_granted","cost_cap_reached"]' in started.facts
 
 
 async def test_a_halt_is_obeyed_also_by_those_that_are_only_observed(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
     await world.store.commit(halt("agent:desk", "ada", "halt"))
     assert (await desk.calls(tool, desk.asks(observe=True))).outcome == "external_halt"
+
+
+async def test_a_refusal_does_not_quote_a_secret_that_was_in_the_arguments(world: World) -> None:
+    desk = await desk_in(world)
+    flaw = ("invalid_arguments", "`order` is the text 'hunter2', but must be a number.")
+    answer = await desk.calls(Deed(), desk.asks(flaw=flaw, tool="hunter2"))
+    assert answer.text == "`order` is the text '[redacted]', but must be a number."
+    assert all(b"hunter2" not in event.facts for event in await world.store.read(session_stream("s")))

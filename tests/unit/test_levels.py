@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from halter.core.clock import DAY, HOUR, MINUTE
-from halter.core.errors import ConfigError
+from halter.core.clock import DAY, HOUR
 from halter.core.events import RiskLevel
 from halter.core.limits import Caps
 from halter.core.spec import (
@@ -23,7 +22,7 @@ from halter.core.spec import (
 )
 from halter.core.tools import LEVELS, Level, ToolSpec
 from halter.guard.judge import Rate
-from halter.guard.levels import audited, declared, needs_approval, parse_rate, rate_of, risk_assessed, simulated
+from halter.guard.levels import audited, declared, needs_approval, rate_of, risk_assessed, simulated
 
 RISKS: tuple[RiskLevel | None, ...] = (None, "LOW", "MEDIUM", "HIGH", "CRITICAL")
 ASKS: dict[Level, str] = {
@@ -154,22 +153,3 @@ def test_a_tool_of_a_server_that_does_not_say_it_only_reads_is_restricted(
     level: Level, effect: Any, is_level: Level
 ) -> None:
     assert declared(spec(level, effect=effect, server="far")) == is_level
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [
-        ("20/hour", Rate(20, HOUR)),
-        (" 2 / minute", Rate(2, MINUTE)),
-        ("100/day", Rate(100, DAY)),
-        ("0/hour", Rate(0, HOUR)),
-    ],
-)
-def test_rates_are_read_as_people_write_them(text: str, rate: Rate) -> None:
-    assert parse_rate(text) == rate
-
-
-@pytest.mark.parametrize("text", ["", "20", "/hour", "-1/hour", "1.5/hour", "20/fortnight", "²/hour", "20 per hour"])
-def test_what_is_no_rate_is_refused_with_a_sentence(text: str) -> None:
-    with pytest.raises(ConfigError, match="20/hour"):
-        parse_rate(text)

@@ -209,7 +209,10 @@ class Door:
         """Mask whatever of a call will be written or shown; digests were made of the words themselves."""
         need = asked.approval
         shown = None if need is None else msgspec.structs.replace(need, shown=self._masked(need.shown))
-        return msgspec.structs.replace(asked, arguments=self._masked(asked.arguments), approval=shown)
+        flaw = None if asked.flaw is None else (asked.flaw[0], self._redact(asked.flaw[1]))
+        return msgspec.structs.replace(
+            asked, tool=self._redact(asked.tool), arguments=self._masked(asked.arguments), approval=shown, flaw=flaw
+        )
 
     def _masked(self, body: bytes) -> bytes:
         return to_body(self._redact(from_body(body)))

@@ -135,7 +135,10 @@ def judge(asked: Asked, rows: Rows) -> Sequence[Draft]:
         waived.append(refusal[0])
     if outdated(asked.legs, rows.now):
         return []
-    verdict = reserve(uncapped(asked.legs) if asked.observe else asked.legs, lambda leg: budget_row(rows, leg))
+    verdict = reserve(asked.legs, lambda leg: budget_row(rows, leg))
+    if isinstance(verdict, CapReached) and asked.observe:
+        waived.append("cost_cap_reached")
+        verdict = reserve(uncapped(asked.legs), lambda leg: budget_row(rows, leg))
     if isinstance(verdict, CapReached):
         return _cap_reached(asked, verdict)
     answer = _approved(asked, rows)

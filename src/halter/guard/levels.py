@@ -10,8 +10,7 @@ from typing import Final
 
 import msgspec
 
-from halter.core.clock import DAY, HOUR, MINUTE
-from halter.core.errors import ConfigError
+from halter.core.clock import HOUR
 from halter.core.events import Audit, RiskLevel
 from halter.core.spec import Mode, Resolved, Rule
 from halter.core.tools import LEVELS, Level, ToolSpec
@@ -35,8 +34,6 @@ TABLE: Final[Mapping[Level, Row]] = MappingProxyType(
         "PRIVILEGED": Row("full", assessed=True, asks=frozenset({"ASSIST", "SEMI", "FULL"})),
     }
 )
-
-_PERIODS: Final = {"minute": MINUTE, "hour": HOUR, "day": DAY}
 
 
 def declared(spec: ToolSpec) -> Level:
@@ -79,11 +76,3 @@ def simulated(policy: Resolved, spec: ToolSpec, *, asked: bool) -> bool:
 def risk_assessed(policy: Resolved, spec: ToolSpec) -> bool:
     """Tell whether the arguments of a tool are looked at for their risk."""
     return TABLE[rule_of(policy, spec).level].assessed
-
-
-def parse_rate(text: str) -> Rate:
-    """Read a rate as people write it."""
-    count, _, period = text.strip().partition("/")
-    if not (count.strip().isdecimal() and count.strip().isascii()) or period.strip() not in _PERIODS:
-        raise ConfigError(f"{text!r} is not a rate: write it like 20/hour, 2/minute or 100/day.")
-    return Rate(int(count), _PERIODS[period.strip()])
