@@ -18,14 +18,15 @@ from halter.config.mcp import MCP_FILE, read_servers
 from halter.config.resolve import against_tools, resolve
 from halter.config.trust import Trust, folder_digest
 from halter.core.errors import ConfigError
-from halter.core.events import DecisionAsked, ToolPinned
+from halter.core.events import ToolPinned
 from halter.core.ids import FLEET
-from halter.core.ports import Draft, Query, Rows, Write
-from halter.core.rows import DecisionRow, PinRow
+from halter.core.ports import Draft, Query, Write
+from halter.core.rows import PinRow
 from halter.core.servers import quarantined
 from halter.core.spec import Resolved
-from halter.core.text import listed, to_body
+from halter.core.text import listed
 from halter.core.tools import Tool, ToolSpec
+from halter.guard.approvals import Question, ask
 from halter.guard.ask import Standing
 from halter.guard.recovery import WAITS
 from halter.guard.secrets import Secrets, from_environment
@@ -186,7 +187,7 @@ async def _pinned(app: App, agent: str, specs: Sequence[ToolSpec]) -> frozenset[
             await app.store.commit(_pin(agent, spec))
     waiting = [*found.changed, *found.new]
     for spec in waiting:
-        await app.store.commit(_asking(agent, spec))
+        await app.store.commit(ask(_changed(agent, spec)))
     return frozenset(spec.name for spec in waiting)
 
 
@@ -195,23 +196,15 @@ def _pin(agent: str, spec: ToolSpec) -> Write:
     return Write(FLEET, f"pin/{agent}/{spec.name}/first", lambda _: [Draft(event)], [(PinRow, (agent, spec.name))])
 
 
-def _asking(agent: str, spec: ToolSpec) -> Write:
-    """Put a changed tool before a person, once for each change."""
-    decision = f"{agent}/{spec.name}/{spec.digest[:16]}"
-    shown = f"{spec.name} of {spec.server} is new or has changed: {spec.description}\n{spec.schema.decode()}"
-
-    def decide(rows: Rows) -> Sequence[Draft]:
-        if rows.get(DecisionRow, decision) is not None:
-            return []
-        event = DecisionAsked(
-            decision=decision,
-            about="changed_tool",
-            subject=spec.name,
-            name=spec.name,
-            digest=spec.digest,
-            expires_at=rows.now + WAITS,
-            agent=agent,
-        )
-        return [Draft(event, to_body(shown))]
-
-    return Write(FLEET, f"asked/{decision}", decide, [(DecisionRow, (decision,))])
+def _changed(agent: str, spec: ToolSpec) -> Question:
+    """Put a tool before a person that is not what they agreed to, once for each change."""
+    return Question(
+        decision=f"{agent}/{spec.name}/{spec.digest[:16]}",
+        about="changed_tool",
+        subject=spec.name,
+        name=spec.name,
+        digest=spec.digest,
+        expires_in=WAITS,
+        shown=f"{spec.name} of {spec.server} is new or has changed: {spec.description}\n{spec.schema.decode()}",
+        agent=agent,
+    )

@@ -10,12 +10,23 @@ from typing import Final
 
 import msgspec
 
-from halter.core.events import AnyEvent, DecisionMade, RuleEnded, RuleMade, RuleScope, ToolPinned, Verdict
-from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide
+from halter.core.events import (
+    AnyEvent,
+    DecisionAsked,
+    DecisionMade,
+    RuleEnded,
+    RuleMade,
+    RuleScope,
+    ToolPinned,
+    Verdict,
+)
+from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide, session_stream
 from halter.core.money import Account
-from halter.core.ports import Draft, Query, Rows, Store, Write
+from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.row import RowKey
 from halter.core.rows import DecisionRow, PinRow, RuleRow
+from halter.core.text import to_body
+from halter.core.vocabulary import DecisionKind
 from halter.guard.judge import edit_digest
 from halter.guard.purse import change_cap
 from halter.guard.rules import Matcher, written
@@ -48,6 +59,40 @@ class Open(msgspec.Struct, frozen=True):
 async def needs_you(store: Store) -> Sequence[Open]:
     """List what waits for a person, the longest waiting first."""
     return await store.ask(Query("open_decisions", Open))
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """Something to put before a person besides a call: a cap, a call in doubt, a tool that has changed."""
+
+    decision: str
+    about: DecisionKind
+    subject: str
+    name: str
+    digest: str
+    expires_in: int
+    shown: str
+    agent: str = ""
+
+
+def ask(question: Question, lease: Lease | None = None) -> Write:
+    """Put a question before a person, once; for a session, or for the fleet where none asks."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        if rows.get(DecisionRow, question.decision) is not None:
+            return []
+        event = DecisionAsked(
+            decision=question.decision,
+            about=question.about,
+            subject=question.subject,
+            name=question.name,
+            digest=question.digest,
+            expires_at=rows.now + question.expires_in,
+            agent=question.agent,
+        )
+        return [Draft(event, to_body(question.shown))]
+
+    stream = FLEET if lease is None else session_stream(lease.session)
+    return Write(stream, f"asked/{question.decision}", decide, [(DecisionRow, (question.decision,))], lease)
 
 
 class Then(msgspec.Struct, frozen=True):

@@ -1,17 +1,15 @@
 """After a crash: what was begun and has no outcome. No effect happens twice, and nothing in doubt is forgotten."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from halter.core.clock import DAY
-from halter.core.events import DecisionAsked
-from halter.core.ids import session_stream
-from halter.core.ports import Draft, Lease, Rows, Store, Write
-from halter.core.rows import DecisionRow
+from halter.core.ports import Lease, Store
 from halter.core.text import to_body
 from halter.core.tools import Tool, Valid
+from halter.guard.approvals import Question, ask
 from halter.guard.chokepoint import Answer, Door, NeedsPerson
 from halter.guard.purse import Purse, Truth
 from halter.state.session import InFlight
@@ -66,32 +64,19 @@ class Recovery:
         return Answer(flight.id, truth.outcome, truth.error or DONE)
 
     async def _ask(self, lease: Lease, flight: InFlight) -> NeedsPerson:
-        decision = f"{flight.id}/unknown"
-        write = Write(
-            session_stream(lease.session), decision, asking(flight, decision), [(DecisionRow, (decision,))], lease
-        )
-        await self._store.commit(write)
-        return NeedsPerson(flight.id, decision)
-
-
-DONE: Final = "[It had been done before the crash.]"
-NOT_DONE: Final = "NotDone: it had not been done before the crash"
-
-
-def asking(flight: InFlight, decision: str) -> Callable[[Rows], Sequence[Draft]]:
-    """Put a call in doubt before a person: yes means that it was done."""
-
-    def decide(rows: Rows) -> Sequence[Draft]:
-        if rows.get(DecisionRow, decision) is not None:
-            return []
-        event = DecisionAsked(
-            decision=decision,
+        """Put a call in doubt before a person: yes means that it was done."""
+        question = Question(
+            decision=f"{flight.id}/unknown",
             about="unknown_call",
             subject=flight.id,
             name=flight.name,
             digest=flight.id,
-            expires_at=rows.now + WAITS,
+            expires_in=WAITS,
+            shown=f"{flight.name} was begun and nobody knows whether it was done. Was it?",
         )
-        return [Draft(event, to_body(f"{flight.name} was begun and nobody knows whether it was done. Was it?"))]
+        await self._store.commit(ask(question, lease))
+        return NeedsPerson(flight.id, question.decision)
 
-    return decide
+
+DONE: Final = "[It had been done before the crash.]"
+NOT_DONE: Final = "NotDone: it had not been done before the crash"

@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from halter.core.clock import SECOND, Clock
-from halter.core.events import CallStarted, Cause, CostCapReached, DecisionAsked, SessionParked, State
+from halter.core.events import CallStarted, Cause, CostCapReached, SessionParked, State
 from halter.core.ids import session_stream
 from halter.core.money import BudgetRow, shown
-from halter.core.ports import Draft, Lease, Query, Rows, Store, Stored, Write, said
+from halter.core.ports import Lease, Query, Store, Stored, said
 from halter.core.rows import DecisionRow, SessionRow
-from halter.core.text import to_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import TerminalReason
 from halter.core.windows import window_end
+from halter.guard.approvals import Question, ask
 from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer, NeedsPerson
 from halter.guard.flight import StillHeld
@@ -167,24 +167,20 @@ class Running:
     async def _ask_for_more(self, call: Call, cap: CostCapReached) -> NeedsPerson:
         """Put a cap before a person, once for each cap that a call comes to."""
         decision = f"{call.id}/cap/{cap.cap}"
-        text = (
+        shown_to = (
             f"{call.tool} may cost {shown(cap.amount)}; {shown(cap.spent)} of {shown(cap.cap)} is spent in {cap.scope}."
             " Raise the cap to let it go on."
         )
-
-        def asking(rows: Rows) -> Sequence[Draft]:
-            event = DecisionAsked(
-                decision=decision,
-                about="cap_raise",
-                subject=cap.scope,
-                name=call.tool,
-                digest=f"{cap.scope}={cap.cap}",
-                expires_at=rows.now + self.standing.policy.approval_expiry,
-            )
-            return [Draft(event, to_body(text))] if rows.get(DecisionRow, decision) is None else []
-
-        reads = [(DecisionRow, (decision,))]
-        await self._store.commit(Write(session_stream(self.lease.session), decision, asking, reads, self.lease))
+        question = Question(
+            decision=decision,
+            about="cap_raise",
+            subject=cap.scope,
+            name=call.tool,
+            digest=f"{cap.scope}={cap.cap}",
+            expires_in=self.standing.policy.approval_expiry,
+            shown=shown_to,
+        )
+        await self._store.commit(ask(question, self.lease))
         return NeedsPerson(call.id, decision)
 
     async def _decided(self, asked: NeedsPerson, state: State, or_when: Look | None = None) -> DecisionRow:
