@@ -346,3 +346,14 @@ async def test_a_session_that_is_named_is_taken_from_an_owner_whose_lease_ran_ou
     await start(store, ONE)
     await store.claim(ANNA, 10, ONE)
     assert await store.claim(BERT, 10, ONE) == [Lease(ONE, BERT, 2)]
+
+
+async def test_a_worker_that_leaves_in_good_order_keeps_nobody_waiting(store: JournalStore) -> None:
+    await start(store, ONE)
+    lease = await claim_one(store, ANNA)
+    assert await store.claim(BERT, 10) == []
+    await store.leave(ANNA)
+    assert await store.claim(BERT, 10) == [Lease(ONE, BERT, 2)]
+    with pytest.raises(LeaseLost):
+        await store.commit(writing(lease))
+    await store.leave(WorkerId("nobody"))

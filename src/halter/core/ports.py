@@ -157,6 +157,10 @@ class Store(Protocol):
         """Renew all leases of a worker, and keep the hot-state snapshots of its sessions."""
         ...
 
+    async def leave(self, worker: WorkerId) -> None:
+        """Let go of all leases of a worker that ends in good order: nobody has to wait for them to run out."""
+        ...
+
     async def ask(self, query: Query[T]) -> Sequence[T]:
         """Answer a named read-only question."""
         ...

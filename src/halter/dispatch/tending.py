@@ -16,7 +16,10 @@ LOOK: Final = SECOND // 4
 
 @asynccontextmanager
 async def tended(store: Store, clock: Clock, worker: WorkerId, every: int = HEARTBEAT) -> AsyncGenerator[None]:
-    """Send heartbeats while the block runs. A lease that is lost all the same is noticed at the next write."""
+    """Send heartbeats while the block runs, and let go of all leases after it.
+
+    A lease that is lost all the same is noticed at the next write.
+    """
     beating = asyncio.create_task(_beat(store, clock, worker, every), name="halter-heartbeat")
     try:
         yield
@@ -24,6 +27,8 @@ async def tended(store: Store, clock: Clock, worker: WorkerId, every: int = HEAR
         beating.cancel()
         with suppress(asyncio.CancelledError):
             await beating
+        with suppress(StoreUnavailable):
+            await store.leave(worker)
 
 
 async def _beat(store: Store, clock: Clock, worker: WorkerId, every: int) -> None:

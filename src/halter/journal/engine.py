@@ -96,6 +96,10 @@ class Engine(Protocol):
         """Renew a worker's leases."""
         ...
 
+    def leave(self, worker: WorkerId) -> None:
+        """Let a worker's leases be over."""
+        ...
+
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Run a named query."""
         ...

@@ -160,6 +160,11 @@ class MemoryEngine:
         self._alive[worker] = now + self._lease
         return now
 
+    def leave(self, worker: WorkerId) -> None:
+        """Let a worker's leases be over."""
+        if worker in self._alive:
+            self._alive[worker] = 0
+
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Run a named query on the mirror."""
         if self._mirror is None:

@@ -189,6 +189,11 @@ class PostgresEngine:
         now, lapsed = connection.execute(self._sql["renew"], {"worker": worker, "lease": self._lease}).fetchall()[0]
         return now, lapsed
 
+    def leave(self, worker: WorkerId) -> None:
+        """Let a worker's leases be over."""
+        with self._transaction() as connection:
+            connection.execute(self._sql["leave"], {"worker": worker})
+
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Run a named query."""
         with self._reader.use() as connection:

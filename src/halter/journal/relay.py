@@ -34,6 +34,10 @@ class Relay:
         """Pass a heartbeat on."""
         return await self._passed(lambda: self._store.beat(worker, snapshots))
 
+    async def leave(self, worker: WorkerId) -> None:
+        """Pass a farewell on."""
+        await self._passed(lambda: self._store.leave(worker))
+
     async def ask(self, query: Query[T]) -> Sequence[T]:
         """Pass a question on."""
         return await self._passed(lambda: self._store.ask(query))

@@ -196,6 +196,11 @@ class SqliteEngine:
             owned = execute(self._sql["owned"], {"worker": worker}).fetchall()
             return Beat(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
 
+    def leave(self, worker: WorkerId) -> None:
+        """Let a worker's leases be over."""
+        with self._transaction() as execute:
+            execute(self._sql["leave"], {"worker": worker})
+
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Run a named query."""
         with self._translated():

@@ -107,6 +107,10 @@ class JournalStore:
         """Renew all leases of a worker."""
         return await self._writing(lambda: self._engine.beat(worker, snapshots))
 
+    async def leave(self, worker: WorkerId) -> None:
+        """Let go of all leases of a worker that ends in good order."""
+        await self._writing(lambda: self._engine.leave(worker))
+
     async def ask(self, query: Query[T]) -> Sequence[T]:
         """Answer a named read-only question."""
         params = {name: clean(given) if isinstance(given, str) else given for name, given in query.params.items()}

@@ -104,6 +104,10 @@ ON CONFLICT (worker) DO UPDATE SET
     alive_until = microseconds() + :lease
 RETURNING alive_until - :lease AS now, lapsed + :lease >= alive_until - :lease;
 
+-- name: leave
+-- A worker ends in good order: its leases are over at once.
+UPDATE workers SET alive_until = 0 WHERE worker = :worker;
+
 -- name: owned
 -- What a worker still owns.
 SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '';

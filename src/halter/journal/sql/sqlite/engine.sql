@@ -34,6 +34,10 @@ ON CONFLICT (worker) DO UPDATE SET
     lapsed = CASE WHEN workers.alive_until < :now THEN :now ELSE workers.lapsed END, alive_until = excluded.alive_until
 RETURNING lapsed + :lease >= :now;
 
+-- name: leave
+-- A worker ends in good order: its leases are over at once.
+UPDATE workers SET alive_until = 0 WHERE worker = :worker;
+
 -- name: owned
 -- What a worker still owns.
 SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '';
