@@ -187,7 +187,7 @@ def _approved(asked: Asked, rows: Rows) -> tuple[str, str] | Draft | None:
     if need is None or asked.observe:
         return ("", "")
     rule = rows.get(RuleRow, need.rule) if need.rule else None
-    if rule is not None and rule.live(rows.now):
+    if rule is not None and rule.live(rows.now) and may_decide(rule.by):
         return ("", f"{rule.by}, always, by rule {rule.rule}")
     row = rows.get(DecisionRow, need.decision)
     if row is None or not row.asked_at:
