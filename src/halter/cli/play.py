@@ -22,9 +22,7 @@ WIDEST: Final = 100
 
 AgentOption = Annotated[
     Path | None,
-    typer.Option(
-        "--agent", metavar="FOLDER", help="The agent whose tools it may use, if not that beside it."
-    ),
+    typer.Option("--agent", metavar="FOLDER", help="The agent whose tools it may use, if not that beside it."),
 ]
 
 

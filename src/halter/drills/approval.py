@@ -16,7 +16,7 @@ import msgspec
 
 from halter.core.clock import SystemClock
 from halter.core.ids import WorkerId
-from halter.core.ports import Committed, Rows, Store, Write
+from halter.core.ports import Committed, Decide, Rows, Store, Write
 from halter.core.row import R
 from halter.core.rows import DecisionRow
 from halter.drills.agents import begun, doors, policy_of
@@ -62,8 +62,12 @@ class Gullible(Relay):
         """Show the judge rows that agree with what it asks about."""
         asked = _judged(write)
         if asked is not None and (need := asked.approval) is not None:
-            write = replace(write, decide=lambda rows: judge(asked, Agreeable(rows, need)))
+            write = replace(write, decide=_gullibly(asked, need))
         return await self._store.commit(write)
+
+
+def _gullibly(asked: Asked, need: Approval) -> Decide:
+    return lambda rows: judge(asked, Agreeable(rows, need))
 
 
 def _judged(write: Write) -> Asked | None:

@@ -61,7 +61,7 @@ class Effect(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """The outside world: a file that counts what was done. A careless one takes its plain write for a repeatable one."""
+    """The outside world: a file that counts what was done. A careless one takes every write for a repeatable one."""
 
     file: Path
     careless: bool = False

@@ -39,16 +39,16 @@ EDITED: Final = "order-9"
 def till(effects: Path) -> Mapping[str, Tool]:
     """Make two tools that need a person; whatever they do is counted outside, in a file."""
 
-    def noted(what: str, desk: str, order: str) -> str:
+    def noted(what: str, desk: str, order: str, amount: int) -> str:
         with effects.open("a") as file:
             file.write(f"{desk}\t{what}\t{order}\n")
-        return "paid"
+        return f"{what}: {amount}"
 
     async def pay(desk: str, order: str, amount: int = 7) -> str:
-        return noted("pay", desk, order)
+        return noted("pay", desk, order, amount)
 
     async def refund(desk: str, order: str, amount: int = 7) -> str:
-        return noted("refund", desk, order)
+        return noted("refund", desk, order, amount)
 
     return {each.__name__: tool(each, level="RESTRICTED") for each in (pay, refund)}
 
