@@ -35,8 +35,8 @@ from halter.tools.shell import shell
 from halter.tools.tool import tool
 from halter.work.running import Running
 
-Kind = Literal["tool", "model", "isolated", "command", "busy", "asks", "waits"]
-"""Stuck in a tool, in a model, in a process, in a program with children; busy; waiting for a person, or for money."""
+Kind = Literal["tool", "model", "isolated", "command", "thread", "busy", "asks", "waits"]
+"""Stuck in a tool, a model, a process, a program with children, a thread; busy; waiting for a person, or for money."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 STUCK: Final = 60
@@ -163,8 +163,14 @@ def toolbox(marks: Marks) -> Mapping[str, Tool]:
         marks.make("ran", session)
         return "done"
 
+    def block(session: str) -> str:
+        marks.make("began", session)
+        time.sleep(STUCK)
+        return "it was not halted"
+
     made = [
         tool(hang),
+        tool(block),
         tool(hang_dearly, cost=DEAR),
         tool(hang_in_processes, isolate=True),
         tool(ping),
@@ -232,6 +238,8 @@ class Worker:
         match case.kind:
             case "tool":
                 return await running.call(_call(session, "hang", own))
+            case "thread":
+                return await running.call(_call(session, "block", own))
             case "model":
                 return await self._thinking(running, session)
             case "isolated":
