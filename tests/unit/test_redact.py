@@ -8,7 +8,7 @@ from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from halter.guard.families import FAMILIES
@@ -196,6 +196,7 @@ SPELLINGS = {
 @settings(max_examples=30, deadline=None)
 def test_a_known_value_is_hidden_in_every_spelling(spelling: str, value: str) -> None:
     spelled = SPELLINGS[spelling](value)
+    assume(spelled.strip('"\\') not in "[redacted:MINE]")
     redacted = Redactor({"MINE": value}).redact(f"<<{spelled}>>")
     assert "[redacted:MINE]" in redacted
     assert spelled.strip('"\\') not in redacted

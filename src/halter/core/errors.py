@@ -41,7 +41,7 @@ class ModelError(HalterError):
     def __init__(
         self, message: str, *, billed: bool = True, usage: Usage | None = None, retry_after: int | None = None
     ) -> None:
-        super().__init__(message[:300])
+        super().__init__(message)
         self.billed = billed
         self.usage = usage
         self.retry_after = retry_after

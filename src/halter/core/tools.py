@@ -81,7 +81,7 @@ class Failed(ToolError):
     """A tool's own failure, as `Kind: message`; what it had put out until then is kept."""
 
     def __init__(self, kind: str, message: str, partial: str = "") -> None:
-        super().__init__(f"{kind}: {message}"[:300])
+        super().__init__(f"{kind}: {message}")
         self.partial = partial
 
 

@@ -119,7 +119,7 @@ class Child:
         """Send SIGSTOP and wait until it stands still."""
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + PATIENCE
-        while _state(self.pid) not in ("T", ""):
+        while process_state(self.pid) not in ("T", ""):
             if time.monotonic() > deadline:
                 raise ChildStuck("A process of the drill could not be stopped.")
             time.sleep(0.001)
@@ -244,7 +244,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _state(pid: int) -> str:
+def process_state(pid: int) -> str:
     """Read the state letter of a process, after its name, which stands in brackets and may contain anything."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")

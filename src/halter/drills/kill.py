@@ -7,30 +7,29 @@ another process looks at what is left, takes the session over and finishes it.
 
 import asyncio
 import json
-import os
-import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import count, islice
-from queue import SimpleQueue
-from typing import Any, Final, Literal, get_args
+from typing import Final
 
 import msgspec
 
 from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds, StreamId, session_stream
+from halter.drills import effects
 from halter.drills.checker import check, found_at
-from halter.drills.children import Child, ChildFailed, Pipe, children
-from halter.drills.drill import Drill, Ground, Progress, Result, Setting, connection, engine, own_store, result
-from halter.drills.engines import watched, writing_behind
+from halter.drills.children import Child, Pipe, children
+from halter.drills.drill import Drill, Ground, Result, Setting, connection, engine, own_store, result
+from halter.drills.effects import EffectsLane, acting
+from halter.drills.engines import writing_behind
 from halter.drills.examine import examined, in_memory
 from halter.drills.hand import EMPTY, TABLES
+from halter.drills.lanes import NO_LEASE, Death, buried, deaths, dying, heard, killed
 from halter.drills.plan import Act, End, plan
 from halter.drills.workload import Told, Workload
 from halter.journal.engine import Engine
@@ -38,18 +37,11 @@ from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 from halter.state.session import Session, replay
 
-How = Literal["before", "after", "inside"]
 SESSION: Final = "drill"
 LANES: Final = 2
-INSIDE_EVERY: Final = 3
-LONGEST_DELAY: Final = 0.002
-"""Seconds after the beginning of a commit within which a kill inside of it comes."""
 
 PRELOADED: Final = (__name__, "halter.cli", "halter.journal.postgres")
 """What children import in any case: among it the program that they were started from."""
-
-NO_LEASE: Final = 0
-"""The successor need not wait for a lease to run out, since the drill knows that the owner is dead."""
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):
@@ -59,31 +51,6 @@ class Ack(msgspec.Struct, frozen=True, array_like=True):
     seq: int
     hash: bytes
     state: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """At which commit of its life a process dies, and where in it."""
-
-    commit: int
-    how: How
-    delay: float
-
-    def __str__(self) -> str:
-        return f"Killed {self.how} commit {self.commit}"
-
-
-def deaths(commits: int, seed: int) -> list[Death]:
-    """List a death before and after every commit, and inside every third, in an order that the seed chooses."""
-    chance = random.Random(seed)
-    all_of_them = [
-        Death(commit, how, chance.uniform(0, LONGEST_DELAY))
-        for commit in range(1, commits + 1)
-        for how in get_args(How)
-        if how != "inside" or (commit + seed) % INSIDE_EVERY == 0
-    ]
-    chance.shuffle(all_of_them)
-    return all_of_them
 
 
 def digest(state: Session) -> bytes:
@@ -102,20 +69,10 @@ def careless_victim(pipe: Pipe, url: str, death: Death) -> None:
 
 
 def _live(pipe: Pipe, real: Engine, death: Death) -> None:
-    def before(number: int) -> None:
-        if number == death.commit and death.how == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif number == death.commit and death.how == "inside":
-            pipe.send(None)
-
-    def after(number: int) -> None:
-        if number == death.commit and death.how == "after":
-            os.kill(os.getpid(), signal.SIGKILL)
-
     def acknowledged(told: Sequence[Told]) -> None:
         pipe.send([Ack(stored.stream, stored.seq, stored.hash, digest(state)) for stored, state in told])
 
-    store = JournalStore(watched(real, before, after))
+    store = JournalStore(dying(real, death, pipe))
     asyncio.run(Workload(store, SystemClock(), "victim", SESSION, acknowledged).run())
     signal.pause()
 
@@ -202,7 +159,7 @@ def _steps() -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class JournalLane:
     """One store, on which one process after the other is killed."""
 
     ground: Ground
@@ -214,7 +171,7 @@ class Lane:
         with children(*PRELOADED) as started:
             child = started.start(careless_victim if self.teeth else victim, self.ground.url, death)
             acks = self._last_words(child, death)
-            wrong: list[str] = _heard(started.start(heir, self.ground.url, acks))
+            wrong: list[str] = heard(started.start(heir, self.ground.url, acks))
         return [f"{death}: {what}" for what in wrong]
 
     def _clear(self) -> None:
@@ -229,40 +186,60 @@ class Lane:
         """Collect what the process was told; kill it if it does not do so itself."""
         acks: list[Ack] = []
         if death.how == "inside":
-            while (word := _heard(child)) is not None:
+            while (word := heard(child)) is not None:
                 acks += word
             time.sleep(death.delay)
             child.kill()
         acks += [ack for word in child.hear_all() for ack in word]
-        if child.wait() != -signal.SIGKILL:
-            raise ChildFailed("A process of the drill ended before it could be killed.")
+        buried(child)
         return acks
 
 
-def _heard(child: Child) -> Any:
-    try:
-        return child.hear()
-    except EOFError as silence:
-        raise ChildFailed("A process of the drill ended without saying why.") from silence
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who dies how: processes that only write the journal, and processes that act on the outside world."""
+
+    writing: Sequence[Death]
+    playing: Sequence[Death]
+
+    @property
+    def total(self) -> int:
+        """How many die in all."""
+        return len(self.writing) + len(self.playing)
+
+
+def planned(commits: int, played: int, seeds: int | None) -> Plan:
+    """Kill at every commit of both, or as often as is wanted, half of them the one and half the other."""
+    if seeds is None:
+        return Plan(deaths(commits, seed=1), acting(played, seed=1))
+    writing = (death for seed in count(1) for death in deaths(commits, seed))
+    playing = (death for seed in count(1) for death in acting(played, seed))
+    return Plan(list(islice(writing, seeds - seeds // 2)), list(islice(playing, seeds // 2)))
 
 
 def run(setting: Setting) -> Result:
-    """Kill a process at every commit of the session, or as often as is wanted."""
-    commits = asyncio.run(counted())
-    endless = (death for seed in count(1) for death in deaths(commits, seed))
-    chosen = list(islice(endless, setting.seeds)) if setting.seeds else deaths(commits, seed=1)
+    """Kill processes that write the journal, and then processes that act."""
     with ExitStack() as stack:
-        lanes = [Lane(stack.enter_context(own_store(in_memory(setting))), setting.teeth) for _ in range(LANES)]
-        for lane in lanes:
-            engine(lane.ground.url, SystemClock(), NO_LEASE).close()
-        wrong = _killed(lanes, chosen, setting.progress)
+        grounds = [stack.enter_context(own_store(in_memory(setting))) for _ in range(LANES)]
+        for ground in grounds:
+            engine(ground.url, SystemClock(), NO_LEASE).close()
+        commits, played = asyncio.run(counted()), asyncio.run(effects.counted(grounds[0].folder))
+        plan = planned(commits, played, setting.seeds)
+        writing = [JournalLane(ground, setting.teeth) for ground in grounds]
+        wrong = killed(writing, plan.writing, lambda done, note: setting.progress(done, plan.total, note))
+        playing = [EffectsLane(ground, setting.teeth) for ground in grounds]
+        before = len(plan.writing)
+        acted = killed(playing, plan.playing, lambda done, note: setting.progress(before + done, plan.total, note))
     counts = {
-        "kills": len(chosen),
+        "kills": plan.total,
         "commits": commits,
-        **Counter(f"killed_{death.how}_a_commit" for death in chosen),
-        "kills_with_violations": sum(bool(each) for each in wrong),
+        **Counter(f"killed_{death.how}_a_commit" for death in plan.writing),
+        "kills_while_playing": len(plan.playing),
+        "commits_while_playing": played,
+        "kills_with_violations": sum(bool(each) for each in (*wrong, *acted)),
     }
-    return result("kill", lanes[0].ground.kind, len(chosen), [what for each in wrong for what in each], counts)
+    found = [what for each in (*wrong, *acted) for what in each]
+    return result("kill", grounds[0].kind, plan.total, found, counts)
 
 
 async def counted() -> int:
@@ -272,30 +249,6 @@ async def counted() -> int:
     store = JournalStore(MemoryEngine(now=clock.now, new_id=SortableIds(clock.now).new), inline=True)
     await Workload(store, clock, "worker", SESSION, heard.append).run()
     return len(heard)
-
-
-def _killed(lanes: Sequence[Lane], chosen: Sequence[Death], progress: Progress) -> list[list[str]]:
-    """Share the deaths among the lanes: whichever is free takes the next."""
-    free: SimpleQueue[Lane] = SimpleQueue()
-    for lane in lanes:
-        free.put(lane)
-
-    def one(death: Death) -> list[str]:
-        lane = free.get()
-        try:
-            return lane.kill(death)
-        finally:
-            free.put(lane)
-
-    wrong: list[list[str]] = []
-    with ThreadPoolExecutor(len(lanes)) as threads:
-        try:
-            for death, found in zip(chosen, threads.map(one, chosen), strict=True):
-                wrong.append(found)
-                progress(len(wrong), len(chosen), str(death))
-        finally:
-            threads.shutdown(cancel_futures=True)
-    return wrong
 
 
 DRILL: Final = Drill(

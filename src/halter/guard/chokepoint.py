@@ -30,13 +30,14 @@ from halter.core.ids import session_stream
 from halter.core.ports import Committed, Lease, Store, Write, kept, said
 from halter.core.text import from_body, to_body
 from halter.core.tools import Failed, Happened, Output, Permit, Tool, Unstoppable, Valid
-from halter.guard.flight import Halted, Redact, StillHeld, outcome_of, unless_halted
+from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, unless_halted
 from halter.guard.halts import HaltWatch
-from halter.guard.judge import Asked, judge, rows_of
+from halter.guard.judge import Approval, Asked, judge, rows_of
 from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth, charged
 from halter.state.session import InFlight, call_in_flight
 
 MILLISECOND: Final = SECOND // 1000
+HIDDEN: Final = ("its arguments hold a secret, and with it the reasons are hidden",)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -190,7 +191,7 @@ class Door:
 
     def _failed(self, outcome: Outcome, error: str, partial: str = "") -> Truth:
         body = to_body(self._redact(partial)) if partial else None
-        return Truth(outcome, body=body, error=self._redact(error))
+        return Truth(outcome, body=body, error=self._redact(error)[:ERROR_KEPT])
 
     async def _settle(self, lease: Lease, flight: InFlight, truth: Truth, began: int) -> Answer:
         took = (self._clock.now() - began) // MILLISECOND
@@ -207,12 +208,17 @@ class Door:
 
     def _masked_call(self, asked: Asked) -> Asked:
         """Mask whatever of a call will be written or shown; digests were made of the words themselves."""
-        need = asked.approval
-        shown = None if need is None else msgspec.structs.replace(need, shown=self._masked(need.shown))
-        flaw = None if asked.flaw is None else (asked.flaw[0], self._redact(asked.flaw[1]))
-        return msgspec.structs.replace(
-            asked, tool=self._redact(asked.tool), arguments=self._masked(asked.arguments), approval=shown, flaw=flaw
-        )
+        arguments = self._masked(asked.arguments)
+        flaw = asked.flaw and (asked.flaw[0], self._redact(asked.flaw[1]))
+        approval = asked.approval and self._masked_need(asked.approval, hidden=arguments != asked.arguments)
+        tool = self._redact(asked.tool)
+        return msgspec.structs.replace(asked, tool=tool, arguments=arguments, flaw=flaw, approval=approval)
+
+    def _masked_need(self, need: Approval, *, hidden: bool) -> Approval:
+        """Mask what a person is shown. Reasons quote arguments in a form of their own, in which no secret is known."""
+        reasons = HIDDEN if hidden and need.reasons else tuple(map(self._redact, need.reasons))
+        keys = tuple(map(self._redact, need.keys))
+        return msgspec.structs.replace(need, shown=self._masked(need.shown), reasons=reasons, keys=keys)
 
     def _masked(self, body: bytes) -> bytes:
         return to_body(self._redact(from_body(body)))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -16,6 +16,9 @@ from halter.state.session import InFlight
 T = TypeVar("T")
 
 Redact = Callable[[str], str]
+
+ERROR_KEPT: Final = 300
+"""How much of an error is kept. It is cut only after secrets were taken out: half of one would not be recognised."""
 
 
 class StillHeld(msgspec.Struct, frozen=True):

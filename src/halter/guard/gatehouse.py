@@ -14,7 +14,7 @@ from halter.core.ids import inbox_stream
 from halter.core.messages import Model
 from halter.core.ports import Lease, Query, Store, said
 from halter.core.rows import DecisionRow, HaltRow, RuleRow
-from halter.core.text import to_body
+from halter.core.text import clean, to_body
 from halter.core.tools import Tool, Valid, secret_names
 from halter.core.usage import PriceTable
 from halter.guard.ask import Call, Prepared, Standing, prepare
@@ -65,6 +65,8 @@ class Gatehouse:
             if asked is not None and await self._waits(asked, standing):
                 return NeedsPerson(call.id, asked.decision)
             call = msgspec.structs.replace(call, edited=await self._edited(standing, asked))
+        if call.tool not in tools:
+            call = msgspec.structs.replace(call, tool=self._redact(clean(call.tool)))
         prepared = await self._prepared(standing, call, tools.get(call.tool))
         simulation = "" if attempt else await self._foreseen(lease, standing, prepared)
         if simulation:

@@ -191,7 +191,7 @@ def _approved(asked: Asked, rows: Rows) -> tuple[str, str] | Draft | None:
         return ("", "")
     row = rows.get(DecisionRow, need.decision)
     rule = rows.get(RuleRow, need.rule) if need.rule else None
-    if rule is not None and rule.live(rows.now) and not (row and row.verdict):
+    if rule is not None and rule.live(rows.now) and may_decide(rule.by) and not (row and row.verdict):
         return ("", f"{rule.by}, always, by rule {rule.rule}")
     if row is None or not row.asked_at:
         return Draft(_question(asked, need, rows.now), need.shown)

@@ -27,7 +27,7 @@ from halter.core.ports import Committed, Lease, Store, Write, kept, said
 from halter.core.tools import Permit
 from halter.core.usage import PriceTable, Rates, Unpriced, Usage
 from halter.guard.ask import Standing
-from halter.guard.flight import Halted, Redact, StillHeld, outcome_of, unless_halted
+from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, unless_halted
 from halter.guard.halts import HaltWatch
 from halter.guard.mask import masked, masked_prompt, masked_reply
 from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth, charged
@@ -225,13 +225,13 @@ class ModelDoor:
 
     def _cut(self, flying: _Flying, acting: asyncio.Future[Reply], outcome: Outcome, error: str) -> Truth:
         """Tell what a request came to that was stopped: what it reported until then, or else its hold."""
-        return _cost(flying, reported(acting), Truth(outcome, error=masked(error, self._redact)))
+        return _cost(flying, reported(acting), Truth(outcome, error=masked(error, self._redact)[:ERROR_KEPT]))
 
     def _refused(self, flying: _Flying, error: ModelError) -> Truth:
         """Tell what a failure cost: nothing only where that is sure."""
         truth = Truth(
             "error",
-            error=masked(str(error), self._redact),
+            error=masked(str(error), self._redact)[:ERROR_KEPT],
             may_retry=isinstance(error, ModelUnavailable),
             retry_after=error.retry_after,
         )

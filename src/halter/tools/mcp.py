@@ -343,7 +343,7 @@ def _output(result: "CallToolResult | InputRequiredResult", max_output: int) -> 
         raise Failed("InputRequired", "the server asks for something that nobody is here to answer.")
     text = bounded(text_of(result.content, result.structured_content), max_output)
     if result.is_error:
-        raise Failed("ToolError", text[:300] or "the tool failed and does not say why.", text)
+        raise Failed("ToolError", text or "the tool failed and does not say why.", text)
     return Output(text)
 
 

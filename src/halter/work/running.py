@@ -138,8 +138,9 @@ class Running:
 
     async def ended_by(self, answer: Answer) -> tuple[State, TerminalReason] | None:
         """Tell whether a call's outcome ends its session, whatever else would have followed."""
-        if answer.outcome == "external_halt":
-            halt = await self._gatehouse.halted(self.standing)
+        # What a halt could not stop is unknown, and its session was halted all the same.
+        halt = await self._gatehouse.halted(self.standing) if answer.outcome in ("external_halt", "unknown") else None
+        if halt is not None or answer.outcome == "external_halt":
             return ("CANCELLED", "cancelled") if halt is not None and halt.cancels else ("HALTED", "external_halt")
         if answer.outcome == "cost_cap_reached":
             return ("BUDGET_EXCEEDED", "cost_cap_reached")

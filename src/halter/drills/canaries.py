@@ -1,0 +1,209 @@
+"""Canaries: secrets that are made up for one drill, in every spelling, and what to look for afterwards.
+
+Nothing here is shared with the code that hides secrets: the spellings are made by the standard library, and the keys
+after what their issuers write about them.
+"""
+
+import base64
+import json
+import random
+import re
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+ALNUM: Final = string.ascii_letters + string.digits
+ALPHABETS: Final[Mapping[str, str]] = {
+    "A": ALNUM,
+    "U": string.ascii_uppercase + string.digits,
+    "d": string.digits,
+    "h": string.hexdigits[:16],
+    "w": ALNUM + "_-",
+}
+"""Letters and digits, capitals, digits, lower-case hex, and what a word may have in an URL."""
+
+WIDTH: Final = 12
+"""So many characters in a row of a secret are a leak; fewer could have come there by chance."""
+
+_PIECE: Final = re.compile(r"\{(~?)([AUdhw])(\d+)\}")
+_RUN: Final = re.compile(rf"[A-Za-z0-9]{{{WIDTH},}}")
+
+KEYS: Final[Sequence[tuple[str, str]]] = (
+    ("private-key", "-----BEGIN RSA PRIVATE KEY-----\n{A64}\n{A64}\n-----END RSA PRIVATE KEY-----"),
+    ("private-key", "-----BEGIN OPENSSH PRIVATE KEY-----\\n{A64}\\n-----END OPENSSH PRIVATE KEY-----"),
+    ("anthropic", "sk-ant-api03-{w80}AA"),
+    ("openrouter", "sk-or-v1-{h64}"),
+    ("langfuse", "sk-lf-{h32}"),
+    ("openai", "sk-proj-{w60}"),
+    ("openai", "sk-svcacct-{w60}"),
+    ("openai", "sk-{A48}"),
+    ("google", "AIza{w35}"),
+    ("google", "GOCSPX-{w28}"),
+    ("google", "ya29.{w60}"),
+    ("aws", "AKIA{U16}"),
+    ("aws", "ASIA{U16}"),
+    ("aws", "ABSK{A110}"),
+    ("stripe", "sk_live_{A24}"),
+    ("stripe", "rk_test_{A24}"),
+    ("stripe", "whsec_{A32}"),
+    ("github", "ghp_{A36}"),
+    ("github", "ghs_{A36}"),
+    ("github", "github_pat_{A22}_{A59}"),
+    ("gitlab", "glpat-{w20}"),
+    ("gitlab", "glrt-{w20}"),
+    ("slack", "xoxb-{d12}-{d12}-{A24}"),
+    ("slack", "xapp-1-{U11}-{d13}-{h64}"),
+    ("slack", "https://hooks.slack.com/services/T{U10}/B{U10}/{A24}"),
+    ("twilio", "SK{h32}"),
+    ("sendgrid", "SG.{w22}.{w43}"),
+    ("npm", "npm_{A36}"),
+    ("pypi", "pypi-AgEIcHlwaS5vcmc{w70}"),
+    ("azure", "{~A3}8Q~{w34}"),
+    ("azure", "https://store.example.net/box?sv=2024-11-04&sig={A43}%3D"),
+    ("jwt", "eyJhbGciOiJIUzI1NiJ9.eyJ{A60}.{w43}"),
+    ("huggingface", "hf_{A34}"),
+    ("digitalocean", "dop_v1_{h64}"),
+    ("heroku", "HRKU-{w60}"),
+    ("mailgun", "key-{h32}"),
+    ("shopify", "shpat_{h32}"),
+    ("square", "sq0atp-{w22}"),
+    ("square", "EAAAE{w60}"),
+    ("telegram", "{~d10}:AA{w33}"),
+    ("discord", "M{~A24}.{~A6}.{w38}"),
+    ("discord", "https://discord.com/api/webhooks/{~d18}/{w68}"),
+    ("datadog", "ddapi_{h32}"),
+    ("newrelic", "NRAK-{U27}"),
+    ("cloudflare", "v1.0-{h24}-{h146}"),
+    ("cloudflare", "cfut_{A40}"),
+    ("linear", "lin_api_{A40}"),
+    ("notion", "ntn_{A46}"),
+    ("notion", "secret_{A43}"),
+    ("okta", "SSWS 00{w40}"),
+    ("vault", "hvs.{w90}"),
+    ("databricks", "dapi{h32}"),
+    ("grafana", "glsa_{A32}_{~h8}"),
+    ("grafana", "eyJrIjoi{A70}"),
+    ("postman", "PMAK-{h24}-{h34}"),
+    ("terraform", "{~A14}.atlasv1.{w67}"),
+    ("doppler", "dp.pt.{A43}"),
+    ("sentry", "sntrys_{A80}"),
+    ("fly", "fm2_{A100}"),
+    ("supabase", "sbp_{h40}"),
+    ("groq", "gsk_{A52}"),
+    ("replicate", "r8_{A37}"),
+    ("xai", "xai-{A80}"),
+    ("perplexity", "pplx-{A48}"),
+    ("pulumi", "pul-{h40}"),
+    ("atlassian", "ATATT3{w180}"),
+    ("figma", "figd_{w40}"),
+    ("airtable", "pat{A14}.{h64}"),
+    ("dropbox", "sl.u.{w140}"),
+    ("brevo", "xkeysib-{h64}-{A16}"),
+    ("planetscale", "pscale_tkn_{w43}"),
+    ("contentful", "CFPAT-{w43}"),
+    ("dynatrace", "dt0c01.{U24}.{U64}"),
+    ("easypost", "EZAK{A54}"),
+    ("prefect", "pnu_{A36}"),
+    ("rubygems", "rubygems_{h48}"),
+    ("typeform", "tfp_{w59}"),
+    ("age", "AGE-SECRET-KEY-1{U58}"),
+    ("onepassword", "ops_eyJ{A250}"),
+    ("artifactory", "AKCp{A69}"),
+    ("buildkite", "bkua_{A40}"),
+    ("circleci", "CCIPAT_{A22}_{h40}"),
+    ("clojars", "CLOJARS_{A60}"),
+    ("netlify", "nfp_{A36}"),
+    ("tailscale", "tskey-auth-{A11}-{A32}"),
+    ("langsmith", "lsv2_pt_{h32}_{h10}"),
+    ("docker", "dckr_pat_{w27}"),
+    ("shippo", "shippo_live_{h40}"),
+    ("readme", "rdme_{A70}"),
+    ("bearer", "Authorization: Bearer {w40}"),
+    ("basic-auth", "Basic {A32}"),
+    ("url-password", "postgresql://ada:{A20}@db.example.com/orders"),
+    ("password", 'password = "{A20}"'),
+    ("password", "api_key: {A24}"),
+    ("password", '{{"client_secret": "{A30}"}}'),
+)
+"""One made-up key of every family, and more than one where it comes in several forms.
+
+`{A20}` stands for twenty letters or digits drawn by lot, and so on; with `~` it is no secret, such as a number of an
+account.
+"""
+
+Spell = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A text that holds a secret, and the pieces of it that must be seen nowhere."""
+
+    name: str
+    text: str
+    secrets: tuple[str, ...]
+
+    def fragments(self) -> frozenset[bytes]:
+        """List what to look for: any few characters in a row of a secret, in every spelling."""
+        return frozenset(
+            data[at : at + WIDTH]
+            for secret in self.secrets
+            for data in (*_spelled(secret), *(run.encode() for run in _RUN.findall(secret)))
+            for at in range(len(data) - WIDTH + 1)
+        )
+
+
+def drawn(chance: random.Random, alphabet: str, length: int) -> str:
+    """Draw a text by lot."""
+    return "".join(chance.choices(ALPHABETS[alphabet], k=length))
+
+
+def values(chance: random.Random) -> dict[str, str]:
+    """Make up the secrets of an agent: a plain one, one full of signs, and one of several lines."""
+    signs = ['"', "\\", "/", "+", " ", "&", "é", "<", "'", "🔑"]
+    odd = "".join(f"{sign}{drawn(chance, 'A', WIDTH)}" for sign in signs)
+    lines = "\n".join(drawn(chance, "A", 40) for _ in range(3))
+    return {"PLAIN": drawn(chance, "A", 40), "ODD": odd, "LINES": lines}
+
+
+def key(chance: random.Random, family: str, form: str) -> Canary:
+    """Make up a key of a family."""
+    secrets: list[str] = []
+
+    def fill(found: re.Match[str]) -> str:
+        piece = drawn(chance, found[2], int(found[3]))
+        if not found[1] and len(piece) >= WIDTH:
+            secrets.append(piece)
+        return piece
+
+    text = _PIECE.sub(fill, form).replace("{{", "{").replace("}}", "}")
+    return Canary(f"A key of {family}", text, tuple(secrets))
+
+
+SPELLINGS: Final[Mapping[str, Spell]] = {
+    "base64": lambda value: base64.b64encode(value.encode()).decode(),
+    "base64 in the middle": lambda value: base64.b64encode(f"a{value}b".encode()).decode(),
+    "base64 for URLs": lambda value: base64.urlsafe_b64encode(f"ab{value}".encode()).decode(),
+    "hex": lambda value: value.encode().hex(),
+    "HEX": lambda value: value.encode().hex().upper(),
+    "URL-encoded": lambda value: quote(value, safe=""),
+    "JSON-escaped": lambda value: json.dumps(value)[1:-1],
+    "JSON": lambda value: json.dumps({"key": value}, ensure_ascii=False),
+    "plain": lambda value: value,
+}
+
+
+def spelled(name: str, value: str, spelling: str) -> Canary:
+    """Write a secret in one of its spellings."""
+    return Canary(f"The secret {name}", SPELLINGS[spelling](value), (value,))
+
+
+def _spelled(secret: str) -> Iterator[bytes]:
+    data = secret.encode()
+    yield from (data, data.hex().encode(), data.hex().upper().encode(), quote(secret, safe="").encode())
+    yield json.dumps(secret)[1:-1].encode()
+    for shift in range(3):
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            # The characters at both ends share their bits with what stands beside them.
+            yield encode(b"\0" * shift + data)[4 if shift else 0 : (shift + len(data)) // 3 * 4]

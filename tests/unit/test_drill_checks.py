@@ -1,0 +1,114 @@
+"""The drills' own checks: what they must find, shown on the smallest examples."""
+
+import random
+
+from halter.core.clock import SECOND
+from halter.drills import approval, effects, halt
+from halter.drills.agents import PERSON
+from halter.drills.canaries import KEYS, SPELLINGS, key, spelled, values
+from halter.drills.checker import Fact
+from halter.drills.effects import STEPS, Effect
+from halter.drills.forgeries import FORGED, HONEST
+from halter.drills.secrets import Channel, leaks, seen
+from halter.drills.stuck import KINDS, Mark
+from halter.guard.families import FAMILIES
+from halter.guard.redact import Redactor
+
+HONESTLY = [f"0-{act.__name__}\tpay\t{order}" for act, order in HONEST.items()]
+DONE = [Effect(name, order, f"k{order}") for order, name in enumerate(STEPS, 1)]
+
+
+def test_what_ran_by_a_forged_approval_is_found_and_so_is_an_honest_one_that_did_not_run() -> None:
+    assert approval.amiss(HONESTLY) == []
+    (found,) = approval.amiss([*HONESTLY, f"0-{FORGED[0].__name__}\tpay\torder-2"])
+    assert found == "One byte of the arguments changed after the approval. All the same, pay ran for order-2."
+    assert approval.amiss(HONESTLY[1:]) == ["An honest approval. It ran 0 times."]
+    assert approval.amiss([*HONESTLY, HONESTLY[0]]) == ["An honest approval. It ran 2 times."]
+
+
+def test_every_forgery_says_what_it_does_in_words_of_its_own() -> None:
+    acts = [*HONEST, *FORGED]
+    assert len({act.__doc__ for act in acts} - {None}) == len(acts)
+
+
+def test_a_plain_write_that_was_done_twice_or_never_is_found() -> None:
+    assert effects.amiss(DONE) == []
+    assert effects.amiss([*DONE, DONE[2]]) == ["Step 3, a plain write, was done 2 times."]
+    assert effects.amiss(DONE[:-1]) == ["Step 7 (pay) was never done."]
+
+
+def test_an_idempotent_write_may_be_repeated_under_its_own_key_only() -> None:
+    assert effects.amiss([*DONE, DONE[1]]) == []
+    assert effects.amiss([*DONE, Effect("put", 2, "other")]) == [
+        "Step 2 (put) was repeated under another key: k2, other."
+    ]
+
+
+def test_a_doubt_that_nobody_was_asked_about_is_found_and_so_is_a_needless_question() -> None:
+    assert effects.unasked([("c1", "pay"), ("c2", "put")], ["c1"]) == []
+    assert effects.unasked([("c1", "pay")], []) == ["The write c1 was in doubt, and nobody was asked about it."]
+    assert effects.unasked([("c2", "put")], ["c2"]) == ["A person was asked about c2, which was in no doubt."]
+
+
+def told(kind: str, at: int, **facts: object) -> Fact:
+    return Fact("session:s", 1, kind, at, 1, facts)
+
+
+def test_what_begins_or_ends_a_second_after_a_halt_is_found() -> None:
+    begun, settled = told("call_started", 0, call="c"), told("call_settled", SECOND // 2, call="c")
+    ended = told("session_ended", SECOND // 2, state="HALTED", terminal_reason="external_halt")
+    assert list(halt.late([begun, settled, ended], 0)) == []
+    assert list(halt.late([begun], 0)) == ["has no outcome of c."]
+    later = told("call_settled", SECOND, call="c")
+    assert list(halt.late([begun, later], 0)) == ["had c under way until 1.00 s after the halt."]
+    assert len(list(halt.late([told("call_started", 2 * SECOND, call="c"), settled], 0))) == 1
+    assert list(halt.unended([ended])) == []
+    assert list(halt.unended([])) == ["was never ended."]
+    assert list(halt.unended([told("session_ended", 0, state="ERROR", terminal_reason="x")])) == ["ended ERROR, x."]
+
+
+def test_an_act_that_is_marked_outside_a_second_after_a_halt_is_found() -> None:
+    assert halt.acted_on([Mark("ran", "s", SECOND - 1), Mark("began", "s", 3 * SECOND)], {"s": 0}) == []
+    assert len(halt.acted_on([Mark("ran", "s", SECOND), Mark("stopped", "s", SECOND)], {"s": 0})) == 2
+
+
+def test_a_halt_without_the_name_of_who_did_it_is_found() -> None:
+    planned = halt.rounds(1)[:1]
+    scopes = planned[0].scopes()
+    kinds = ("halt_requested", "halt_lifted")
+    fleet = [told(kind, 0, scope=scope, by=PERSON) for kind in kinds for scope in scopes]
+    assert halt.unnamed(planned, fleet) == []
+    assert len(halt.unnamed(planned, [told("halt_requested", 0, scope=scopes[0], by="nobody"), *fleet[1:]])) == 1
+    assert len(halt.unnamed(planned, fleet[1:])) == 1
+
+
+def test_fifty_halts_are_planned_in_all_scopes_against_everything_that_can_be_stuck() -> None:
+    planned = halt.rounds(halt.HALTS)
+    assert sum(len(each.scopes()) for each in planned) >= 50
+    assert {each.scope for each in planned} == {"session", "agent", "trigger", "fleet"}
+    assert {case.kind for each in planned for case in each.round.cases} == {*KINDS}
+
+
+def test_there_is_a_made_up_key_of_every_family_and_it_is_hidden() -> None:
+    assert {family for family, _ in KEYS} == {family.name for family in FAMILIES}
+    redactor = Redactor({})
+    for family, form in KEYS:
+        canary = key(random.Random(7), family, form)
+        assert canary.secrets
+        assert seen([Channel("text", redactor.redact(f"it is {canary.text} indeed").encode())], [canary]) == []
+
+
+def test_a_secret_is_seen_in_every_spelling_and_also_a_part_of_it() -> None:
+    for name, value in values(random.Random(3)).items():
+        for spelling in SPELLINGS:
+            canary = spelled(name, value, spelling)
+            assert len(seen([Channel("text", f"it is {canary.text}!".encode())], [canary])) == 1
+            assert len(seen([Channel("text", f"it is {canary.text[5:25]}".encode())], [canary])) == 1
+            assert seen([Channel("text", b"it is hidden")], [canary]) == []
+
+
+def test_secrets_are_let_out_by_every_way_in_every_spelling_and_first_of_all_not_plainly() -> None:
+    chance = random.Random(0)
+    planned = leaks(values(chance), chance)
+    assert len(planned) >= 900
+    assert planned[0].canary.text not in values(random.Random(0)).values()
