@@ -224,7 +224,14 @@ def _call_now(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
 def _failure(error: BaseException) -> Failed | Unstoppable:
     if isinstance(error, Failed | Unstoppable):
         return error
-    return Failed(type(error).__name__, str(error))
+    return Failed(type(error).__name__, _said(error))
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as worse:  # noqa: BLE001 It is a stranger's code, too, and its failure must not hide the first.
+        return f"it cannot say why, but raises {type(worse).__name__}"
 
 
 def _demand_known_parameters(tool: str, check: Check, known: frozenset[str]) -> None:
