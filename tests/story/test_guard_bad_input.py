@@ -62,6 +62,10 @@ class Unspeakable(Exception):
         raise ValueError("no words")
 
 
+class Panic(BaseException):
+    """An error that is no Exception, as libraries written in Rust raise it."""
+
+
 @tool(level="SAFE", effect="read")
 def echo(word: str) -> str:
     """Say it again."""
@@ -84,6 +88,7 @@ RAISED: Mapping[str, Any] = {
     "long": lambda: ValueError("x" * 1_000_000),
     "surrogate": lambda: ValueError("\ud800\0"),
     "unspeakable": Unspeakable,
+    "panic": Panic,
 }
 
 

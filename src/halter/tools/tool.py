@@ -194,7 +194,10 @@ async def _called(function: Callable[..., Any], values: Mapping[str, Any], *, un
         if task is not None and task.cancelling():
             raise
         raise _failure(error) from error
-    except (Exception, SystemExit) as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        # A panic in a library that is written in Rust is no Exception, and yet it is the function's own failure.
         raise _failure(error) from error
 
 
@@ -217,7 +220,7 @@ def _call_now(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         if inspect.iscoroutinefunction(function):
             return asyncio.run(function(**values))
         return function(**values)
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
+    except BaseException as error:
         raise _failure(error) from error
 
 
