@@ -334,22 +334,26 @@ async def test_a_tool_in_a_process_of_its_own_can_do_no_harm(desk: Desk, how: st
 
 async def test_a_child_that_a_tool_left_behind_is_gone_with_it(desk: Desk) -> None:
     answer = await desk.meets("isolated", {"how": "fork"}, "ok")
-    assert not runs(int(answer.text))
+    assert has_ended(int(answer.text))
 
 
 async def test_a_tool_whose_time_is_up_is_killed_with_its_children(desk: Desk, tmp_path: Path) -> None:
     place = tmp_path / "family"
     await desk.meets("isolated_hang", {"place": str(place)}, "timeout")
     family = place.read_text() if place.exists() else ""
-    assert not any(runs(int(pid)) for pid in family.split())
+    assert all(has_ended(int(pid)) for pid in family.split())
 
 
-def runs(pid: int) -> bool:
-    """Tell whether a process runs; one that nobody has reaped yet does not."""
+def has_ended(pid: int) -> bool:
+    """Wait until a process has ended; a killed one takes a moment."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([watch], [], [], 10)[0])
+    finally:
+        os.close(watch)
 
 
 @pytest.mark.parametrize("path", ["../outside/kept", "x/../../outside/kept", "{outside}/kept", "a\0b", "link/kept", ""])
@@ -471,20 +475,17 @@ async def test_a_command_is_bounded_and_shut_in(
         answer = await desk.meets("run_command", {"argv": words}, "ok", told)
         assert len(answer.text) < 150_000
         assert KEPT not in answer.text
-    assert have_ended("601.25")
+    assert all(has_ended(pid) for pid in running("601.25"))
 
 
-def have_ended(word: str) -> bool:
-    """Wait until no process with such an argument runs on this machine; a killed one takes a moment."""
+def running(word: str) -> list[int]:
+    """Find the processes on this machine that were started with such an argument."""
+    found: list[int] = []
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(ProcessLookupError, FileNotFoundError):
             if word.encode() in line.read_bytes().split(b"\0"):
-                watch = os.pidfd_open(int(line.parent.name))
-                ended = select.select([watch], [], [], 10)[0]
-                os.close(watch)
-                if not ended:
-                    return False
-    return True
+                found.append(int(line.parent.name))
+    return found
 
 
 @pytest.mark.parametrize(
