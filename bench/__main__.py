@@ -3,9 +3,9 @@
 import argparse
 import sys
 
-from bench import journal, tables
+from bench import guard, journal, tables
 
-GROUPS = {"journal": journal.run}
+GROUPS = {"guard": guard.run, "journal": journal.run}
 
 
 def main() -> None:

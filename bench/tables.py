@@ -27,6 +27,13 @@ def _section(result: dict[str, Any]) -> str:
         "",
         f"Python {machine['python']} on {machine['machine']}, {machine['cores']} cores, {machine['system']}.",
         "",
+    ]
+    body = {"journal": _journal, "guard": _guard}[result["bench"]]
+    return "\n".join([*lines, *body(result), ""])
+
+
+def _journal(result: dict[str, Any]) -> list[str]:
+    lines = [
         "| what | per second | CPU µs each | against raw | commits per event |",
         "|---|---:|---:|---:|---:|",
     ]
@@ -44,4 +51,17 @@ def _section(result: dict[str, Any]) -> str:
             f"| {name.removeprefix('disk of ')} | {disk['bytes_written_per_event']:,.0f} "
             f"| {disk['syncs_per_event']:.3f} | {kept} |"
         )
-    return "\n".join([*lines, ""])
+    return lines
+
+
+def _guard(result: dict[str, Any]) -> list[str]:
+    rows = {group: [row for row in result["rows"] if row["group"] == group] for group in ("calls", "usual", "hostile")}
+    lines = ["| through the door | per second | CPU µs each |", "|---|---:|---:|"]
+    lines += [
+        f"| {row['name']} | {row['per_second']:,.0f} {row['unit']}s | {row['cpu_us']:,.1f} |" for row in rows["calls"]
+    ]
+    lines += ["", "| taking secrets out of a text | MB per second of CPU |", "|---|---:|"]
+    lines += [f"| {row['name']} | {1e6 / row['cpu_us']:,.0f} |" for row in rows["usual"]]
+    lines += ["", "| taking secrets out of a hostile megabyte | CPU ms |", "|---|---:|"]
+    lines += [f"| {row['name']} | {row['cpu_us'] / 1000:,.0f} |" for row in rows["hostile"]]
+    return lines

@@ -14,7 +14,8 @@ from halter.core.money import BudgetRow, Leg
 from halter.core.ports import Draft, Query, Write
 from halter.core.project import rows_of_hold
 from halter.core.row import Row
-from halter.core.rows import HoldRow, SessionRow, StreamRow
+from halter.core.rows import HaltRow, HoldRow, SessionRow, StreamRow
+from halter.guard.halts import halt
 from halter.journal.engine import View
 from halter.journal.store import JournalStore
 from halter.state import life
@@ -128,3 +129,26 @@ async def test_writers_wait_while_projections_are_replaced(shared_place: "Place"
     await writing
     await claiming
     assert [row.held for row in await store.ask(Query("all_budgets", BudgetRow))] == [2]
+
+
+async def test_what_is_committed_while_somebody_asks_is_in_later_answers(store: JournalStore) -> None:
+    over = asyncio.Event()
+
+    async def ask_on() -> None:
+        while not over.is_set():
+            await store.ask(Query("all_halts", HaltRow))
+
+    asking = asyncio.create_task(ask_on())
+    for number in range(300):
+        await store.commit(halt(f"agent:{number}", "ada", f"halt-{number}"))
+    over.set()
+    await asking
+    assert len(await store.ask(Query("all_halts", HaltRow))) == 300
+
+
+async def test_a_store_lets_those_who_ask_finish_before_it_closes(store: JournalStore) -> None:
+    await begun(store)
+    asking = [asyncio.create_task(store.ask(Query("holds", HoldRow))) for _ in range(20)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert [len(rows) for rows in await asyncio.gather(*asking)] == [1] * 20

@@ -13,12 +13,12 @@ from halter.core.events import SessionStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.limits import Cap, Caps, Spender, accounts, legs
 from halter.core.money import BudgetRow, dollars
-from halter.core.ports import Lease, Query
+from halter.core.ports import Lease, Query, Store
 from halter.core.rows import AuditRow, HoldRow
 from halter.core.tools import Failed, Happened, Invalid, Output, Permit, ToolSpec, Unstoppable, Valid
 from halter.guard.approvals import decide, needs_you
 from halter.guard.chokepoint import Answer, Door, NeedsPerson
-from halter.guard.halts import halt, resume
+from halter.guard.halts import LOOK, HaltWatch, halt, resume
 from halter.guard.judge import Approval, Asked, Rate, turn_in_ramp
 from halter.state import life
 from halter.testing.world import World
@@ -338,3 +338,27 @@ async def test_a_refusal_does_not_quote_a_secret_that_was_in_the_arguments(world
     answer = await desk.calls(Deed(), desk.asks(flaw=flaw, tool="hunter2"))
     assert answer.text == "`order` is the text '[redacted]', but must be a number."
     assert all(b"hunter2" not in event.facts for event in await world.store.read(session_stream("s")))
+
+
+class Counted:
+    """A store that counts the questions it is asked."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def ask(self, query: Query[Any]) -> Any:
+        self.asked += 1
+        return await self._store.ask(query)
+
+
+async def test_a_watch_asks_nothing_any_more_once_nobody_waits(world: World) -> None:
+    store: Any = Counted(world.store)
+    waiting = asyncio.create_task(HaltWatch(store, world.clock).heard(SCOPES))
+    await world.advance(2 * LOOK - 1)
+    waiting.cancel()
+    await world.advance(SECOND)
+    assert store.asked == 1

@@ -21,8 +21,9 @@ from halter.core.spec import (
     ToolsSpec,
 )
 from halter.core.tools import LEVELS, Level, ToolSpec
+from halter.guard import levels
 from halter.guard.judge import Rate
-from halter.guard.levels import audited, declared, needs_approval, rate_of, risk_assessed, simulated
+from halter.guard.levels import audited, declared, rate_of, risk_assessed, rule_of, simulated
 
 RISKS: tuple[RiskLevel | None, ...] = (None, "LOW", "MEDIUM", "HIGH", "CRITICAL")
 ASKS: dict[Level, str] = {
@@ -71,6 +72,10 @@ def overrides(level: Level, approval: Approval | None) -> list[Policy]:
     ]
 
 
+def needs_approval(policy: Resolved, spec: ToolSpec, risk: RiskLevel | None) -> bool:
+    return levels.needs_approval(rule_of(policy, spec), policy.mode, risk)
+
+
 CELLS = list(product(LEVELS, MODES, (None, "always", "never"), RISKS))
 
 
@@ -109,9 +114,10 @@ def test_the_tool_s_own_rule_is_nearer_than_its_level_s() -> None:
     ],
 )
 def test_the_other_cells_of_the_table(level: Level, audit: str, rate: Rate | None, *, assessed: bool) -> None:
-    assert audited(policy(), spec(level)) == audit
-    assert rate_of(policy(), spec(level)) == rate
-    assert risk_assessed(policy(), spec(level)) is assessed
+    rule = rule_of(policy(), spec(level))
+    assert audited(rule) == audit
+    assert rate_of(rule) == rate
+    assert risk_assessed(rule) is assessed
 
 
 @pytest.mark.parametrize(("level", "simulate"), list(product(LEVELS, (None, *SIMULATES))))
@@ -120,21 +126,22 @@ def test_simulation_happens_when_a_person_is_asked_or_when_it_is_written(
 ) -> None:
     fleet = Policy() if simulate is None else Policy(tools={"act": ToolRule(simulate=simulate)})
     meant = simulate or ("asked" if level in {"RESTRICTED", "PRIVILEGED"} else "never")
-    assert simulated(policy(fleet=fleet), spec(level), asked=True) is (meant != "never")
-    assert simulated(policy(fleet=fleet), spec(level), asked=False) is (meant == "always")
+    rule = rule_of(policy(fleet=fleet), spec(level))
+    assert simulated(rule, asked=True) is (meant != "never")
+    assert simulated(rule, asked=False) is (meant == "always")
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_rate_can_be_set_for_a_tool_or_a_level(level: Level) -> None:
-    assert rate_of(policy(fleet=Policy(tools={"act": ToolRule(rate=3)})), spec(level)) == Rate(3, HOUR)
-    assert rate_of(policy(fleet=Policy(levels={level: LevelRule(rate=4)})), spec(level)) == Rate(4, HOUR)
+    assert rate_of(rule_of(policy(fleet=Policy(tools={"act": ToolRule(rate=3)})), spec(level))) == Rate(3, HOUR)
+    assert rate_of(rule_of(policy(fleet=Policy(levels={level: LevelRule(rate=4)})), spec(level))) == Rate(4, HOUR)
 
 
 @pytest.mark.parametrize(("written", "own"), list(product(LEVELS, LEVELS)))
 def test_the_fleet_can_say_of_what_level_a_tool_is(written: Level, own: Level) -> None:
     placed = policy("SEMI", Policy(tools={"act": ToolRule(level=written)}))
     assert needs_approval(placed, spec(own), None) is (ASKS[written][1] == "y")
-    assert risk_assessed(placed, spec(own)) is (written in {"RESTRICTED", "PRIVILEGED"})
+    assert risk_assessed(rule_of(placed, spec(own))) is (written in {"RESTRICTED", "PRIVILEGED"})
 
 
 def test_a_tool_that_says_nothing_is_controlled() -> None:

@@ -377,8 +377,9 @@ def _rule_made(event: RuleMade, place: Place) -> RuleRow:
 
 
 def _of(place: Place, known: Known) -> SessionRow:
-    session = session_of(place.stream) or ""
-    return known.get(SessionRow, session) or SessionRow(session)
+    """Find the session that an event belongs to; one of the whole fleet belongs to none."""
+    session = session_of(place.stream)
+    return SessionRow("") if session is None else known.get(SessionRow, session) or SessionRow(session)
 
 
 def rate_row(known: Known, agent: str, tool: str, piece: int, attempts: int = 0) -> RateRow:

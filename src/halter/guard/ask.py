@@ -8,7 +8,7 @@ import msgspec
 from halter.core.events import Outcome, Purpose
 from halter.core.limits import Spender, accounts, legs
 from halter.core.rows import RuleRow
-from halter.core.spec import Phase, Resolved
+from halter.core.spec import Phase, Resolved, Rule
 from halter.core.text import clean
 from halter.core.tools import Invalid, Tool, ToolSpec, Valid, secret_names
 from halter.guard.judge import Approval, Asked
@@ -59,6 +59,7 @@ class Prepared(msgspec.Struct, frozen=True):
     asked: Asked
     tool: Tool | None
     arguments: Valid | None
+    rule: Rule | None = None
 
 
 def prepare(
@@ -68,30 +69,30 @@ def prepare(
     if tool is None:
         flaw: tuple[Outcome, str] = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
         return Prepared(_asked(standing, call, now, flaw), None, None)
+    policy, spec = standing.policy, tool.spec
+    rule = rule_of(policy, spec)
     valid = _validated(tool, call)
     if isinstance(valid, Invalid):
-        flaw = flaw_of(standing, tool.spec) or ("invalid_arguments", valid.sentence)
-        return Prepared(_asked(standing, call, now, flaw, tool.spec), tool, None)
+        flaw = flaw_of(standing, spec) or ("invalid_arguments", valid.sentence)
+        return Prepared(_asked(standing, call, now, flaw, spec, rule), tool, None, rule)
     meant, arguments = valid
-    policy, spec = standing.policy, tool.spec
-    risk = assess(spec, arguments) if risk_assessed(policy, spec) else None
-    level = risk.level if risk else None
-    asked = _asked(standing, call, now, flaw_of(standing, spec) or _missing(standing, arguments), spec)
+    risk = assess(spec, arguments) if risk_assessed(rule) else None
+    asked = _asked(standing, call, now, flaw_of(standing, spec) or _missing(standing, arguments), spec, rule)
     spender = Spender(standing.session, standing.agent, standing.trigger)
-    approval = _approval(standing, call, meant, arguments, risk)
-    if level != "CRITICAL":
-        approval = msgspec.structs.replace(approval, rule=_agreed(rules, standing, spec, arguments, now))
     asked = msgspec.structs.replace(
         asked,
         arguments=arguments.canonical,
-        risk=level,
-        audit=audited(policy, spec),
-        rate=rate_of(policy, spec),
-        approval=approval if needs_approval(policy, spec, level) else None,
+        risk=risk.level if risk else None,
+        audit=audited(rule),
+        rate=rate_of(rule),
         legs=legs(policy.caps, spender, now, usd=usd),
         accounts=accounts(policy.caps, spender, now),
     )
-    return Prepared(asked, tool, arguments)
+    if needs_approval(rule, policy.mode, asked.risk):
+        agreed = "" if asked.risk == "CRITICAL" else _agreed(rules, standing, spec, arguments, now)
+        approval = _approval(standing, call, meant, arguments, risk, agreed)
+        asked = msgspec.structs.replace(asked, approval=approval)
+    return Prepared(asked, tool, arguments, rule)
 
 
 def _validated(tool: Tool, call: Call) -> tuple[Valid, Valid] | Invalid:
@@ -123,7 +124,12 @@ def flaw_of(standing: Standing, spec: ToolSpec) -> tuple[Outcome, str] | None:
 
 
 def _asked(
-    standing: Standing, call: Call, now: int, flaw: tuple[Outcome, str] | None, spec: ToolSpec | None = None
+    standing: Standing,
+    call: Call,
+    now: int,
+    flaw: tuple[Outcome, str] | None,
+    spec: ToolSpec | None = None,
+    rule: Rule | None = None,
 ) -> Asked:
     asked = Asked(
         call=call.id,
@@ -139,11 +145,11 @@ def _asked(
         parallel_group=call.parallel_group,
         observe=standing.policy.observe,
     )
-    if spec is None:
+    if spec is None or rule is None:
         return asked
     return msgspec.structs.replace(
         asked,
-        level=rule_of(standing.policy, spec).level,
+        level=rule.level,
         effect=spec.effect,
         idempotent=spec.idempotent,
         egress=spec.egress,
@@ -156,13 +162,16 @@ def _missing(standing: Standing, arguments: Valid) -> tuple[Outcome, str] | None
     return ("invalid_arguments", sentence(unknown)) if unknown else None
 
 
-def _approval(standing: Standing, call: Call, meant: Valid, arguments: Valid, risk: Risk | None) -> Approval:
+def _approval(
+    standing: Standing, call: Call, meant: Valid, arguments: Valid, risk: Risk | None, agreed: str
+) -> Approval:
     bound = digest(call.tool, meant.canonical, standing.session, standing.policy_digest)
     return Approval(
         decision=f"{call.id}/approval",
         digest=bound,
         shown=b"%s %s" % (call.tool.encode(), arguments.canonical),
         reasons=risk.reasons if risk else (),
+        rule=agreed,
         expires_in=standing.policy.approval_expiry,
         edited="" if call.edited is None else sha256(call.edited).hexdigest(),
         same=sha256(arguments.canonical).hexdigest(),

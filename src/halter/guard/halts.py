@@ -67,7 +67,8 @@ class HaltWatch:
     async def _look(self) -> None:
         while self._waiting:
             await self._clock.sleep(LOOK)
-            halted = await self._halted()
+            # Whoever has finished meanwhile may have closed the store as well.
+            halted = await self._halted() if self._waiting else frozenset[str]()
             for word, scopes in self._waiting.items():
                 hit = halted & scopes
                 if hit and not word.done():

@@ -48,31 +48,28 @@ def rule_of(policy: Resolved, spec: ToolSpec) -> Rule:
     return policy.rule(spec.name, declared(spec))
 
 
-def needs_approval(policy: Resolved, spec: ToolSpec, risk: RiskLevel | None) -> bool:
+def needs_approval(rule: Rule, mode: Mode, risk: RiskLevel | None) -> bool:
     """Tell whether a person has to agree. At CRITICAL risk always, whatever anybody wrote."""
-    rule = rule_of(policy, spec)
     if risk == "CRITICAL" or rule.approval == "always":
         return True
-    return rule.approval is None and policy.mode in TABLE[rule.level].asks
+    return rule.approval is None and mode in TABLE[rule.level].asks
 
 
-def audited(policy: Resolved, spec: ToolSpec) -> Audit:
+def audited(rule: Rule) -> Audit:
     """Tell how much of a call that runs the audit shows; a refused one is always shown."""
-    return TABLE[rule_of(policy, spec).level].audit
+    return TABLE[rule.level].audit
 
 
-def rate_of(policy: Resolved, spec: ToolSpec) -> Rate | None:
+def rate_of(rule: Rule) -> Rate | None:
     """Tell how often a tool may be tried by one agent."""
-    rate = rule_of(policy, spec).rate
-    return None if rate is None else Rate(rate, HOUR)
+    return None if rule.rate is None else Rate(rule.rate, HOUR)
 
 
-def simulated(policy: Resolved, spec: ToolSpec, *, asked: bool) -> bool:
+def simulated(rule: Rule, *, asked: bool) -> bool:
     """Tell whether a model predicts the outcome first, given whether a person is asked."""
-    simulate = rule_of(policy, spec).simulate
-    return simulate == "always" or (simulate == "asked" and asked)
+    return rule.simulate == "always" or (rule.simulate == "asked" and asked)
 
 
-def risk_assessed(policy: Resolved, spec: ToolSpec) -> bool:
+def risk_assessed(rule: Rule) -> bool:
     """Tell whether the arguments of a tool are looked at for their risk."""
-    return TABLE[rule_of(policy, spec).level].assessed
+    return TABLE[rule.level].assessed

@@ -17,7 +17,7 @@ from halter.guard.spellings import LONGEST_SPELLING, pieces, spellings
 _OPENING: Final = b"[redacted:"
 _HEAD: Final = 2
 _MEMORY: Final = 1024
-_WORD: Final = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
+_WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
 _REFERENCE: Final = b"${"
 _STOPS: Final = b".:!?"
 _BEHIND: Final = 32
@@ -45,6 +45,7 @@ class Shape(NamedTuple):
     """A family, compiled."""
 
     family: Family
+    heads: tuple[bytes, ...]
     lead: Regex | None
     whole: Regex
     behind: Regex | None
@@ -168,7 +169,8 @@ def _shapes() -> Shapes:
 def _shape(family: Family) -> Shape:
     lead = Regex(_folded(family, family.lead)) if family.lead else None
     behind = Regex(family.behind.encode()) if family.behind else None
-    return Shape(family, lead, Regex(_folded(family, family.whole)), behind)
+    heads = tuple(head.encode() for head in family.heads)
+    return Shape(family, heads, lead, Regex(_folded(family, family.whole)), behind)
 
 
 def _folded(family: Family, pattern: str) -> bytes:
@@ -209,10 +211,10 @@ def _look(shapes: Shapes, data: bytes, within: tuple[int, int, int], found: list
 def _fitting(likely: Sequence[Shape], data: bytes, within: tuple[int, int, int]) -> Span | None:
     """Find the family that a match belongs to, if what stands before it does not speak against it."""
     free, place, end = within
-    before = data[max(free, place - _BEHIND) : place]
-    for family, lead, whole, behind in likely:
-        if _contradicted(family, behind, before):
+    for shape in likely:
+        if _contradicted(shape, data, free, place):
             continue
+        family, _, lead, whole, _ = shape
         start = place if lead is None else lead.match(data, place, end)
         stop = whole.match(data, start, end) if start >= 0 else -1
         if stop < 0 or (family.fold and data[start:stop].lower().rstrip(_STOPS) in HARMLESS):
@@ -221,9 +223,14 @@ def _fitting(likely: Sequence[Shape], data: bytes, within: tuple[int, int, int])
     return None
 
 
-def _contradicted(family: Family, behind: Regex | None, before: bytes) -> bool:
-    if family.edge:
-        return before[-1:] in _WORD
+def _contradicted(shape: Shape, data: bytes, free: int, place: int) -> bool:
+    """Tell whether it is another family's, by what is cheap to see. Two characters are all that is known so far."""
+    family, heads, _, _, behind = shape
+    if family.fold:
+        return data.endswith(_REFERENCE, free, place)
     if behind is not None:
+        before = data[max(free, place - _BEHIND) : place]
         return behind.match(before, 0, len(before)) < 0
-    return family.fold and before[-2:] == _REFERENCE
+    if family.edge and place > free and data[place - 1] in _WORD:
+        return True
+    return not data.startswith(heads, place)

@@ -59,7 +59,7 @@ class Simulator:
         self, lease: Lease, standing: Standing, prepared: Prepared, situation: str = ""
     ) -> Simulated | NotSimulated:
         """Predict what a call would do, where its level asks for that; `situation` is what the agent is at."""
-        if prepared.tool is None or not foreseen(standing, prepared):
+        if prepared.tool is None or not foreseen(prepared):
             return NotSimulated("No simulation is asked for.")
         if self._model is None:
             return NotSimulated("There is no model for simulations.")
@@ -81,13 +81,13 @@ class Simulator:
         return self._known[key][1] if key in self._known else None
 
 
-def foreseen(standing: Standing, prepared: Prepared) -> bool:
+def foreseen(prepared: Prepared) -> bool:
     """Tell whether a call is to be predicted: not where it will be refused anyway."""
     asked = prepared.asked
-    if prepared.tool is None or asked.flaw is not None:
+    if prepared.rule is None or asked.flaw is not None:
         return False
     person = asked.approval is not None and not asked.approval.rule
-    return simulated(standing.policy, prepared.tool.spec, asked=person)
+    return simulated(prepared.rule, asked=person)
 
 
 def _request(asked: Asked, spec: ToolSpec, situation: str) -> Request:

@@ -1,5 +1,6 @@
 """Memory: for tests and simulations. It keeps every promise but durability."""
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,9 +40,10 @@ class MemoryEngine:
         self._snapshots: dict[SessionId, tuple[int, bytes]] = {}
         self._mirror: SqliteEngine | None = None
         self._unmirrored = Unmirrored()
+        self._mirroring = threading.RLock()
 
     def begin(self, *, wait: bool = True) -> None:
-        """Nothing to lock: one thread works here."""
+        """Nothing to lock: one thread at a time writes here."""
 
     def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
         """Return rows."""
@@ -65,6 +67,10 @@ class MemoryEngine:
         for digest in named_blobs(changes.events):
             if digest not in self._blobs:
                 raise BlobMissing(without_blob(digest, "in memory"))
+        with self._mirroring:
+            self._apply(changes)
+
+    def _apply(self, changes: Changes) -> None:
         for row in (*changes.inserts, *changes.updates):
             self._put(row)
         for key in changes.deletes:
@@ -81,8 +87,9 @@ class MemoryEngine:
 
     def _put(self, row: Row) -> None:
         key = row.key()
-        self._rows[key] = row
-        self._unmirrored.rows[key] = None
+        with self._mirroring:
+            self._rows[key] = row
+            self._unmirrored.rows[key] = None
         if isinstance(row, SessionRow):
             self._sessions[row.session] = key
 
@@ -166,13 +173,14 @@ class MemoryEngine:
             self._alive[worker] = 0
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Run a named query on the mirror."""
-        if self._mirror is None:
-            self._mirror = self._whole_mirror()
-        else:
-            self._mirror_into(self._mirror, self._unmirrored)
-        self._unmirrored = Unmirrored()
-        return self._mirror.ask(name, params)
+        """Run a named query on the mirror. Whoever asks does so in another thread than those that write."""
+        with self._mirroring:
+            if self._mirror is None:
+                self._mirror = self._whole_mirror()
+            else:
+                self._mirror_into(self._mirror, self._unmirrored)
+            self._unmirrored = Unmirrored()
+            return self._mirror.ask(name, params)
 
     def _whole_mirror(self) -> SqliteEngine:
         mirror = SqliteEngine(":memory:", now=self._clock, new_id=lambda: self._store)
@@ -197,10 +205,11 @@ class MemoryEngine:
 
     def put(self, digest: Digest, data: bytes) -> None:
         """Keep a blob."""
-        self._blobs[digest] = data
-        self._put_at[digest] = self.now()
-        if self._mirror is not None:
-            self._mirror.put(digest, data)
+        with self._mirroring:
+            self._blobs[digest] = data
+            self._put_at[digest] = self.now()
+            if self._mirror is not None:
+                self._mirror.put(digest, data)
 
     def get(self, digest: Digest) -> bytes | None:
         """Return a blob, if it is there."""
@@ -240,9 +249,10 @@ class MemoryEngine:
         self._forget_mirror()
 
     def _forget_mirror(self) -> None:
-        if self._mirror is not None:
-            self._mirror.close()
-        self._mirror = None
+        with self._mirroring:
+            if self._mirror is not None:
+                self._mirror.close()
+            self._mirror = None
 
 
 class Unmirrored(msgspec.Struct):

@@ -185,9 +185,10 @@ class JournalStore:
             timer.cancel()
         for observer in self._observers:
             await self._writing(observer.flush)
+        # Whoever still reads must not find the store gone under it.
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._reader.shutdown)
         await self._writing(self._engine.close)
         self._writer.shutdown()
-        self._reader.shutdown()
 
     def _run(self, writes: Sequence[Write], *, wait: bool = True) -> list[Answer]:
         if not self._writing_now.acquire(blocking=wait):

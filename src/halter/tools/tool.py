@@ -194,7 +194,10 @@ async def _called(function: Callable[..., Any], values: Mapping[str, Any], *, un
         if task is not None and task.cancelling():
             raise
         raise _failure(error) from error
-    except (Exception, SystemExit) as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        # A panic in a library that is written in Rust is no Exception, and yet it is the function's own failure.
         raise _failure(error) from error
 
 
@@ -217,14 +220,21 @@ def _call_now(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         if inspect.iscoroutinefunction(function):
             return asyncio.run(function(**values))
         return function(**values)
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
+    except BaseException as error:
         raise _failure(error) from error
 
 
 def _failure(error: BaseException) -> Failed | Unstoppable:
     if isinstance(error, Failed | Unstoppable):
         return error
-    return Failed(type(error).__name__, str(error))
+    return Failed(type(error).__name__, _said(error))
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as worse:  # noqa: BLE001 It is a stranger's code, too, and its failure must not hide the first.
+        return f"it cannot say why, but raises {type(worse).__name__}"
 
 
 def _demand_known_parameters(tool: str, check: Check, known: frozenset[str]) -> None:

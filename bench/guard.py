@@ -1,0 +1,189 @@
+"""The guard: what it costs to take a call or a request through its door, and how fast secrets are taken out of text.
+
+Every guarded row makes two commits: the intent, with its hold if the tool costs something, and the outcome. The bare
+row is the same function called by itself.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bench import texts
+from bench.measure import Contender, Sample, compare, keep, timed
+from halter.config.agent import agent_of
+from halter.config.fleet import fleet_of
+from halter.config.load import load_bytes
+from halter.config.resolve import resolve
+from halter.core.clock import SystemClock
+from halter.core.events import SessionStarted
+from halter.core.ids import SortableIds, WorkerId
+from halter.core.messages import Prompt, user
+from halter.core.ports import Lease
+from halter.core.spec import Resolved
+from halter.core.usage import ModelName, Usage
+from halter.guard.ask import Call, Standing
+from halter.guard.chokepoint import Answer
+from halter.guard.gatehouse import Gatehouse
+from halter.guard.redact import Redactor
+from halter.guard.request import Answered, Request
+from halter.guard.secrets import GivenSecrets
+from halter.journal.engine import Engine
+from halter.journal.memory import MemoryEngine
+from halter.journal.sqlite import SqliteEngine
+from halter.journal.store import JournalStore
+from halter.models.prices import Prices
+from halter.models.scripted import Scripted, say
+from halter.state import life
+from halter.tools.tool import tool
+
+CLOCK = SystemClock()
+IDS = SortableIds(CLOCK.now)
+ARGUMENTS = b'{"query": "status of order 4711", "limit": 10}'
+PROMPT = Prompt(system="Be brief.", messages=(user("What became of order 4711?"),), max_output_tokens=1000)
+MODEL = ModelName("test", "paid")
+RICH = "max_cost_usd_per_day: 1000000"
+FLEET = f"limits: {{{RICH}}}\nmodels: {{'{MODEL}': {{price: {{input: 1, output: 1}}}}}}\n"
+AGENT = f"name: desk\nlimits: {{max_cost_usd: 1000000, {RICH}}}\n"
+CALLS = 500
+WARM = 20
+MEGABYTES = 5
+
+
+async def look_up(query: str, limit: int = 10) -> str:
+    """Look something up."""
+    return f'{{"status": "shipped", "carrier": "post", "query": "{query}", "of": {limit}}}'
+
+
+TOOLS = {
+    "look_up": tool(look_up, level="SAFE", effect="read"),
+    "order": tool(look_up, name="order", level="CONTROLLED", cost="0.001"),
+}
+
+Act = Callable[[str], Awaitable[None]]
+"""Does one thing under the id that it is given."""
+
+
+class Desk:
+    """A session with both its doors."""
+
+    def __init__(self, store: JournalStore, lease: Lease, policy: Resolved) -> None:
+        self._lease = lease
+        self._standing = Standing("s", "desk", policy.phases[0], policy, str(policy.digest()))
+        self._model = Scripted([say("It was shipped.", Usage(100, 20))] * (WARM + CALLS), CLOCK, MODEL)
+        self._gatehouse = Gatehouse(
+            store,
+            CLOCK,
+            redact=Redactor(texts.SECRETS).redact,
+            secrets=GivenSecrets({}),
+            prices=Prices(policy.prices),
+        )
+
+    async def look_up(self, name: str) -> None:
+        """Call the tool that is SAFE and free."""
+        await self._call(name, "look_up")
+
+    async def order(self, name: str) -> None:
+        """Call the tool that is CONTROLLED, audited and costs something."""
+        await self._call(name, "order")
+
+    async def _call(self, name: str, called: str) -> None:
+        answer = await self._gatehouse.call(self._lease, self._standing, Call(name, called, ARGUMENTS), TOOLS)
+        if not isinstance(answer, Answer) or answer.outcome != "ok":
+            raise TypeError(answer)
+
+    async def request(self, name: str) -> None:
+        """Ask the scripted model."""
+        asked = Request(id=name, prompt=PROMPT)
+        answer = await self._gatehouse.request(self._lease, self._standing, asked, self._model)
+        if not isinstance(answer, Answered):
+            raise TypeError(answer)
+
+
+@asynccontextmanager
+async def open_desk(engine: Engine) -> AsyncGenerator[Desk]:
+    policy = resolve(
+        fleet_of(load_bytes(FLEET.encode(), "halter.yaml")), agent_of(load_bytes(AGENT.encode(), "agent.yaml"))
+    )
+    store = JournalStore(engine)
+    await store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="bench")))
+    (lease,) = await store.claim(WorkerId("bench"), 1)
+    try:
+        yield Desk(store, lease, policy)
+    finally:
+        await store.close()
+
+
+async def repeated(act: Act, name: str, times: int) -> int:
+    for number in range(times):
+        await act(f"{name}.{number}")
+    return times
+
+
+def guarded(open_engine: Callable[[], Engine], chosen: Callable[[Desk], Act]) -> Sample:
+    """Time one kind of act of a session that was opened and warmed up before."""
+    with asyncio.Runner() as runner:
+        opened = open_desk(open_engine())
+        act = chosen(runner.run(opened.__aenter__()))
+        runner.run(repeated(act, "warm", WARM))
+        sample = timed(lambda: runner.run(repeated(act, "s", CALLS)))
+        runner.run(opened.__aexit__(None, None, None))
+    return sample
+
+
+def bare() -> Sample:
+    """Time the function that both tools are made of, called by itself."""
+
+    async def act(_: str) -> None:
+        await look_up(query="status of order 4711", limit=10)
+
+    return timed(lambda: asyncio.run(repeated(act, "s", CALLS)))
+
+
+def in_memory() -> Engine:
+    return MemoryEngine(now=CLOCK.now, new_id=IDS.new)
+
+
+def redacted(text: str, times: int) -> Sample:
+    """Time the redaction of a megabyte."""
+    redactor = Redactor(texts.SECRETS)
+    redactor.redact(text)
+
+    def job() -> int:
+        for _ in range(times):
+            redactor.redact(text)
+        return times
+
+    return timed(job)
+
+
+def run(rounds: int, say: Callable[[str], None]) -> None:
+    """Measure the guard rows and write them down."""
+    with tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd()) as folder:
+
+        def on_sqlite() -> Engine:
+            return SqliteEngine(str(Path(folder) / f"{IDS.new()}.db"), now=CLOCK.now, new_id=IDS.new)
+
+        contenders = [Contender("bare call of the tool", "calls", "call", bare)]
+        for place, open_engine in (("in memory", in_memory), ("on SQLite", on_sqlite)):
+            acts: list[tuple[str, str, Callable[[Desk], Act]]] = [
+                ("SAFE tool", "call", lambda desk: desk.look_up),
+                ("CONTROLLED tool with a cost", "call", lambda desk: desk.order),
+                ("request to a scripted model", "request", lambda desk: desk.request),
+            ]
+            contenders += [
+                Contender(
+                    f"{what}, {place}",
+                    "calls",
+                    unit,
+                    lambda open_engine=open_engine, chosen=chosen: guarded(open_engine, chosen),
+                )
+                for what, unit, chosen in acts
+            ]
+        for group, made, times in (("usual", texts.USUAL, MEGABYTES), ("hostile", texts.HOSTILE, 1)):
+            contenders += [
+                Contender(what, group, "MB", lambda make=make, times=times: redacted(make(), times))
+                for what, make in made.items()
+            ]
+        keep("guard", compare(contenders, rounds, say), {})
