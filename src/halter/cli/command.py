@@ -27,6 +27,7 @@ from halter.cli.answer import warn
 from halter.core.clock import DAY
 from halter.core.durations import parse_duration
 from halter.core.errors import HalterError, StoreUnusable
+from halter.core.ids import may_decide
 from halter.core.text import clean
 from halter.settings import Settings, read_settings
 
@@ -73,7 +74,14 @@ def settings_for(store: str | None) -> Settings:
     return read_settings(os.environ, home, store)
 
 
-def with_app(store: str | None, job: Callable[[App], Awaitable[T]], *, warned: bool = True, new: bool = False) -> T:
+def with_app(
+    store: str | None,
+    job: Callable[[App], Awaitable[T]],
+    *,
+    warned: bool = True,
+    new: bool = False,
+    interrupted: str = STANDS,
+) -> T:
     """Do a job on a store that is there, with everything opened and closed around it.
 
     A store that is not there is never made by looking at it: a slip in its name must not look like good news. Only a
@@ -89,7 +97,7 @@ def with_app(store: str | None, job: Callable[[App], Awaitable[T]], *, warned: b
             answer = await job(app)
         return answer, app.checkpointer.problem
 
-    answer, problem = saying_errors(lambda: asyncio.run(main()))
+    answer, problem = saying_errors(lambda: asyncio.run(main()), interrupted=interrupted)
     if problem and warned:
         warn(problem)
     return answer
@@ -117,13 +125,21 @@ def saying_errors(job: Callable[[], T], code: int = UNUSABLE, interrupted: str =
     except HalterError as error:
         fail(str(error), code)
     except KeyboardInterrupt:
-        fail(interrupted, INTERRUPTED)
+        if interrupted:
+            warn(interrupted, "red")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def fail(sentence: str, code: int) -> NoReturn:
     """Say a sentence to the person and leave with a code for scripts."""
     warn(sentence, "red")
     raise typer.Exit(code)
+
+
+def only_a_person(app: App, what: str) -> None:
+    """Refuse what an agent may not do: neither itself, nor a program that it started."""
+    if not may_decide(app.settings.person):
+        fail(f"Only a person may {what}, and this was started by an agent ({app.settings.person}).", NOT_FINE)
 
 
 def duration(text: str) -> int:

@@ -377,8 +377,9 @@ def _rule_made(event: RuleMade, place: Place) -> RuleRow:
 
 
 def _of(place: Place, known: Known) -> SessionRow:
-    session = session_of(place.stream) or ""
-    return known.get(SessionRow, session) or SessionRow(session)
+    """Return the session that an event is about; nobody's where it stands in the fleet's stream."""
+    session = session_of(place.stream)
+    return (known.get(SessionRow, session) if session else None) or SessionRow(session or "")
 
 
 def rate_row(known: Known, agent: str, tool: str, piece: int, attempts: int = 0) -> RateRow:

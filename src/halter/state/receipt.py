@@ -73,7 +73,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
-class Brake(msgspec.Struct, frozen=True, omit_defaults=True):
+class Brake(msgspec.Struct, frozen=True):
     """One time that a brake refused something, and what was said of it."""
 
     code: str
@@ -91,7 +91,7 @@ class Brake(msgspec.Struct, frozen=True, omit_defaults=True):
     decided_by: str = ""
 
 
-class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
+class Decision(msgspec.Struct, frozen=True):
     """Something that a person was asked, what they answered, and whether the answer was used."""
 
     decision: str
@@ -106,7 +106,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
     used: bool = False
 
 
-class Heard(msgspec.Struct, frozen=True, omit_defaults=True):
+class Heard(msgspec.Struct, frozen=True):
     """Something that reached the session from outside: where it came from, and whether it is trusted."""
 
     cause: Cause
@@ -116,7 +116,7 @@ class Heard(msgspec.Struct, frozen=True, omit_defaults=True):
     trusted: bool = False
 
 
-class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
+class Receipt(msgspec.Struct, frozen=True):
     """What a session leaves in a person's hand. Amounts are micro-dollars, times microseconds.
 
     `passed` counts what each brake let through, `spent` what each purpose cost. `in_doubt` has no outcome yet;
@@ -329,9 +329,7 @@ def _learned(made: Receipt, decision: str, by: str) -> Receipt:
     """Note who answered a question; a refusal does not say what the answer was, since a yes may come to nothing."""
     if not decision or not by:
         return made
-    known = (
-        msgspec.structs.replace(asked, by=by) if asked.decision == decision else asked for asked in made.decisions
-    )
+    known = (msgspec.structs.replace(asked, by=by) if asked.decision == decision else asked for asked in made.decisions)
     return msgspec.structs.replace(made, decisions=tuple(known))
 
 

@@ -144,8 +144,8 @@ class Running:
 
     async def _is_raised(self, cap: CostCapReached) -> bool:
         params = {"scope": cap.scope, "window": cap.window, "unit": cap.unit}
-        (row,) = await self._store.ask(Query("budget", BudgetRow, params))
-        return row.cap is None or row.cap > cap.cap
+        rows = await self._store.ask(Query("budget", BudgetRow, params))
+        return any(row.cap_by and (row.cap is None or row.cap > cap.cap) for row in rows)
 
     async def _ask_for_more(self, call: Call, cap: CostCapReached) -> NeedsPerson:
         """Put a cap before a person. The digest names the cap as it is: an answer to an older one does not count."""
