@@ -344,8 +344,9 @@ def test_cancel_frees_no_money_that_is_in_doubt_and_says_so(place: Place) -> Non
 
 def process(place: Place, *words: str, **pipes: Any) -> subprocess.Popen[str]:
     """Start a command as a process of its own, whose signals are as from a terminal."""
+    command = ["env", "--default-signal", sys.executable, "-m", "halter", *words]
     return subprocess.Popen(
-        ["env", "--default-signal", sys.executable, "-m", "halter", *words],
+        command,
         env={"PATH": os.environ["PATH"], "HOME": str(place.folder), **_path(), **place.environment},
         text=True,
         **pipes,

@@ -64,7 +64,7 @@ def audit(
     if export:
         _export(export, cursor, wanted, store, follow=follow)
     elif follow:
-        with_app(store, lambda app: _followed(app, wanted, _print_json if as_json else _print), interrupted="")
+        with_app(store, lambda app: _followed(app, wanted, _print_json if as_json else _print), following=True)
     else:
         _show(wanted, store, as_json=as_json)
 
@@ -188,7 +188,7 @@ def _export(target: str, cursor: str, wanted: Wanted, store: str | None, *, foll
             else:
                 await _put_past(app, wanted, put)
 
-    with_app(store, job, interrupted="" if follow else "Interrupted; what was not exported comes next time.")
+    with_app(store, job, following=follow)
     if target != OUTPUT:
         say(f"Exported {counted(count, 'row')} to {target}.")
 

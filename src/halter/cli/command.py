@@ -15,9 +15,10 @@ A command leaves with one of these codes:
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Final, NoReturn, TypeVar
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 from msgspec.structs import replace
@@ -39,6 +40,9 @@ UNUSABLE: Final = 3
 OURS: Final = 70
 INTERRUPTED: Final = 130
 UNREAD: Final = 141
+
+ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What tells a program to end."""
 
 STANDS: Final = "Interrupted; what was committed stands."
 
@@ -80,13 +84,14 @@ def with_app(
     *,
     warned: bool = True,
     new: bool = False,
-    interrupted: str = STANDS,
+    following: bool = False,
 ) -> T:
     """Do a job on a store that is there, with everything opened and closed around it.
 
     A store that is not there is never made by looking at it: a slip in its name must not look like good news. Only a
     command that begins something makes a `new` one.
     Whatever was committed without a checkpoint is warned of, unless the command tells of that itself.
+    Where something is followed, an interrupt is how it ends, and nothing is to be said of it.
     """
 
     async def main() -> tuple[T, str]:
@@ -97,10 +102,32 @@ def with_app(
             answer = await job(app)
         return answer, app.checkpointer.problem
 
-    answer, problem = saying_errors(lambda: asyncio.run(main()), interrupted=interrupted)
+    interrupted = "" if following else STANDS
+    run = _run_cancelled_by_signals if following else asyncio.run
+    answer, problem = saying_errors(lambda: run(main()), interrupted=interrupted)
     if problem and warned:
         warn(problem)
     return answer
+
+
+def _run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:
+    """Let the first signal to end cancel what runs, so that it is cleaned up in order whatever it was just doing."""
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    heeded = {number: handler for number, handler in before.items() if handler not in {None, signal.SIG_IGN}}
+
+    async def cancellable() -> T:
+        running, loop = asyncio.ensure_future(main), asyncio.get_running_loop()
+        for number in heeded:
+            loop.add_signal_handler(number, lambda: None if running.cancelling() else running.cancel())
+        return await running
+
+    try:
+        return asyncio.run(cancellable())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        for number, handler in heeded.items():
+            signal.signal(number, handler)
 
 
 def refuse_missing(url: str) -> None:

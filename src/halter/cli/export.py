@@ -5,8 +5,9 @@ import stat
 import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import Final, Protocol
 
 from halter.cli.answer import json_line
 from halter.core.errors import ConfigError
@@ -35,7 +36,7 @@ class Printed:
 class Kept:
     """Rows in a file."""
 
-    def __init__(self, file: BinaryIO, path: str) -> None:
+    def __init__(self, file: FileIO, path: str) -> None:
         self._file = file
         self._path = path
         self._on_disk = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
@@ -43,8 +44,7 @@ class Kept:
     def put(self, rows: Iterable[object]) -> None:
         """Write rows, and wait until they are on the disk; a pipe or a device has none."""
         try:
-            self._file.writelines(map(json_line, rows))
-            self._file.flush()
+            _write_all(self._file, b"".join(map(json_line, rows)))
             if self._on_disk:
                 os.fsync(self._file.fileno())
         except OSError as error:
@@ -60,13 +60,19 @@ def sink(target: str, *, append: bool) -> Generator[Sink]:
     try:
         cut_short = append and _cut_short(Path(target))
         how = os.O_APPEND if append else os.O_TRUNC
-        file = os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | how, 0o600), "ab" if append else "wb")
+        file = FileIO(os.open(target, os.O_WRONLY | os.O_CREAT | how, 0o600), "wb")
     except (OSError, ValueError) as error:
         raise _unwritable(target, error) from error
     with file:
         if cut_short:
-            file.write(b"\n")
+            _write_all(file, b"\n")
         yield Kept(file, target)
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    """Write without a buffer: what could not be written must not be tried once more when the file is closed."""
+    while data:
+        data = data[file.write(data) :]
 
 
 def _cut_short(path: Path) -> bool:
