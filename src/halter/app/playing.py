@@ -18,7 +18,7 @@ from halter.guard.gatehouse import Gatehouse
 from halter.journal.patient import PatientStore
 from halter.state import life
 from halter.work.playbooks import Ended, Task, Tell, read, walk, written
-from halter.work.running import Running
+from halter.work.running import Running, Waits
 
 PATIENCE: Final = LEASE + 5 * SECOND
 """How long a session is waited for whose owner may have died."""
@@ -49,19 +49,19 @@ async def begin(app: App, agent: Assembled, playbook: Playbook, inputs: Mapping[
     return session
 
 
-async def go_on(app: App, agent: Assembled, session: SessionId, tell: Tell) -> Ended:
-    """Take a playbook's session from where it stands to its end."""
+async def go_on(app: App, agent: Assembled, session: SessionId, tell: Tell, waits: Waits = lambda _, __: None) -> Ended:
+    """Take a playbook's session from where it stands to its end; `waits` hears when a person has to decide."""
     worker = new_worker("play", app.ids)
     async with tended(app.store, app.clock, worker):
         lease = await taken(app.store, app.clock, worker, session, PATIENCE)
         if lease is None:
             raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
-        return await _walk(app, agent, lease, gatehouse_for(app, agent.policy, agent.secrets), tell)
+        return await _walk(app, agent, lease, gatehouse_for(app, agent.policy, agent.secrets), tell, waits)
 
 
-async def _walk(app: App, agent: Assembled, lease: Lease, gatehouse: Gatehouse, tell: Tell) -> Ended:
+async def _walk(app: App, agent: Assembled, lease: Lease, gatehouse: Gatehouse, tell: Tell, waits: Waits) -> Ended:
     store = PatientStore(app.store, app.clock)
     (first,) = await store.read(session_stream(lease.session), limit=1)
     task = read(await said(store, first))
-    running = Running(store, app.clock, gatehouse, lease, agent.standing(lease.session), agent.tools)
+    running = Running(store, app.clock, gatehouse, lease, agent.standing(lease.session), agent.tools, waits)
     return await walk(running, store, task, tell)

@@ -35,9 +35,11 @@ class Column:
     most: int
 
 
-def say(sentence: str) -> None:
-    """Answer with a sentence."""
+def say(sentence: str, *, at_once: bool = False) -> None:
+    """Answer with a sentence; `at_once` where more may be long in coming."""
     _print(Console(highlight=False), sentence)
+    if at_once:
+        sys.stdout.flush()
 
 
 def warn(sentence: str, style: str = "yellow") -> None:
@@ -64,6 +66,17 @@ def counted(number: int, noun: str) -> str:
 def answer_json(value: object) -> None:
     """Print a value as JSON; amounts stay integers of micro-dollars, times integers of microseconds."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode() + "\n")
+
+
+def answer_line(value: object) -> None:
+    """Print a value as JSON on a line of its own, at once: a program reads it while more is to come."""
+    sys.stdout.write(json_line(value).decode())
+    sys.stdout.flush()
+
+
+def json_line(value: object) -> bytes:
+    """Write a value as one line of JSON."""
+    return msgspec.json.encode(value, enc_hook=str) + b"\n"
 
 
 def answer_table(

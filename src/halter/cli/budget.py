@@ -16,6 +16,7 @@ from halter.cli.command import (
     ScopeArgument,
     StoreOption,
     fail,
+    only_a_person,
     readable,
     readable_scope,
     with_app,
@@ -23,9 +24,12 @@ from halter.cli.command import (
 from halter.cli.plain import PlainCommand, PlainGroup
 from halter.core.clock import DAY
 from halter.core.events import AnyEvent, Unknown
+from halter.core.ids import StreamId, session_of
 from halter.core.money import DOLLAR, Account, BudgetRow, dollars, shown
 from halter.core.ports import Query
+from halter.core.rows import HoldRow
 from halter.core.windows import window_at, window_end
+from halter.guard.approvals import Open, decide, needs_you
 from halter.guard.purse import change_cap
 
 Direction = Literal["raise", "lower"]
@@ -153,22 +157,23 @@ def lower_cap(
 def _change(
     direction: Direction, scope: str, cap: str, window: str, reason: str, store: str | None, *, as_json: bool
 ) -> None:
-    amount = _amount(cap)
+    amount = amount_of(cap)
     readable_scope(scope)
     _refuse_no_window(window)
 
     async def job(app: App) -> AnyEvent | Unknown:
-        row = chosen(await app.store.ask(Query("budgets", BudgetRow)), scope, window, app.clock.now())
+        only_a_person(app, "change a cap")
+        asking = [one for one in await needs_you(app.store) if one.about == "cap_raise" and one.subject == scope]
+        row = chosen(await _budgets(app, asking), scope, window, app.clock.now())
         refuse_wrong_direction(direction, row, amount)
         account = Account(row.scope, row.window, row.unit)
         write = change_cap(account, amount, app.settings.person, app.ids.new(), reason)
         events = (await app.store.commit(write)).events
         if not events:
-            fail(
-                f"{scope} is a sub-session: its cap was carved out of its parent's and cannot pass what was carved. "
-                "Raise the cap of its parent; sub-sessions that begin after that can be given more.",
-                NOT_FINE,
-            )
+            fail(_carved(scope), NOT_FINE)
+        for one in asking if direction == "raise" and not account.window else ():
+            # The session goes on by the raise itself; so nobody needs to be asked about it any more.
+            await app.store.commit(decide(one, "approve", app.settings.person, app.ids.new(), reason))
         return events[0].event
 
     event = with_app(store, job)
@@ -179,7 +184,38 @@ def _change(
     say(f"{scope} has {limit} now; it stands in the journal with your name.")
 
 
-def _amount(text: str) -> int | None:
+async def _budgets(app: App, asking: Sequence[Open]) -> Sequence[BudgetRow]:
+    """List the budgets; also that of a session which asks for more before anything was ever held for it."""
+    rows = await app.store.ask(Query("budgets", BudgetRow))
+    known = {row.scope for row in rows}
+    return [*rows, *(BudgetRow(one.subject, "", "usd") for one in asking[:1] if one.subject not in known)]
+
+
+def refuse_no_raise(asked: Open, cap: int | None) -> None:
+    """Refuse a cap that is no higher than the one that was asked about, which the question's digest names."""
+    old = int(asked.digest.rpartition("=")[2])
+    if cap is not None and cap <= old:
+        fail(f"The cap of {asked.subject} is {shown(old)} now: that would not raise it.", WRONG_USE)
+
+
+def _carved(scope: str) -> str:
+    return (
+        f"{scope} is a sub-session: its cap was carved out of its parent's and cannot pass what was carved. "
+        "Raise the cap of its parent; sub-sessions that begin after that can be given more."
+    )
+
+
+async def refuse_beyond_carved(app: App, scope: str, cap: int | None) -> None:
+    """Refuse to give a sub-session more than what was carved out for it."""
+    session = session_of(StreamId(scope)) or ""
+    holds = await app.store.ask(Query("holds_of", HoldRow, {"session": session}))
+    carved = [leg.amount for hold in holds if hold.hold == session for leg in hold.taken() if leg.unit == "usd"]
+    if any(cap is None or cap > amount for amount in carved):
+        fail(_carved(scope), NOT_FINE)
+
+
+def amount_of(text: str) -> int | None:
+    """Read a cap that was typed; none is no cap."""
     if text.lower() == "none":
         return None
     try:

@@ -15,9 +15,10 @@ A command leaves with one of these codes:
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Final, NoReturn, TypeVar
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from halter.cli.answer import warn
 from halter.core.clock import DAY
 from halter.core.durations import parse_duration
 from halter.core.errors import HalterError, StoreUnusable
+from halter.core.ids import may_decide
 from halter.core.text import clean
 from halter.settings import Settings, read_settings
 
@@ -38,6 +40,9 @@ UNUSABLE: Final = 3
 OURS: Final = 70
 INTERRUPTED: Final = 130
 UNREAD: Final = 141
+
+ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What tells a program to end."""
 
 STANDS: Final = "Interrupted; what was committed stands."
 
@@ -73,12 +78,20 @@ def settings_for(store: str | None) -> Settings:
     return read_settings(os.environ, home, store)
 
 
-def with_app(store: str | None, job: Callable[[App], Awaitable[T]], *, warned: bool = True, new: bool = False) -> T:
+def with_app(
+    store: str | None,
+    job: Callable[[App], Awaitable[T]],
+    *,
+    warned: bool = True,
+    new: bool = False,
+    following: bool = False,
+) -> T:
     """Do a job on a store that is there, with everything opened and closed around it.
 
     A store that is not there is never made by looking at it: a slip in its name must not look like good news. Only a
     command that begins something makes a `new` one.
     Whatever was committed without a checkpoint is warned of, unless the command tells of that itself.
+    Where something is followed, an interrupt is how it ends, and nothing is to be said of it.
     """
 
     async def main() -> tuple[T, str]:
@@ -89,10 +102,32 @@ def with_app(store: str | None, job: Callable[[App], Awaitable[T]], *, warned: b
             answer = await job(app)
         return answer, app.checkpointer.problem
 
-    answer, problem = saying_errors(lambda: asyncio.run(main()))
+    interrupted = "" if following else STANDS
+    run = _run_cancelled_by_signals if following else asyncio.run
+    answer, problem = saying_errors(lambda: run(main()), interrupted=interrupted)
     if problem and warned:
         warn(problem)
     return answer
+
+
+def _run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:
+    """Let the first signal to end cancel what runs, so that it is cleaned up in order whatever it was just doing."""
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    heeded = {number: handler for number, handler in before.items() if handler not in {None, signal.SIG_IGN}}
+
+    async def cancellable() -> T:
+        running, loop = asyncio.ensure_future(main), asyncio.get_running_loop()
+        for number in heeded:
+            loop.add_signal_handler(number, lambda: None if running.cancelling() else running.cancel())
+        return await running
+
+    try:
+        return asyncio.run(cancellable())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        for number, handler in heeded.items():
+            signal.signal(number, handler)
 
 
 def refuse_missing(url: str) -> None:
@@ -117,13 +152,21 @@ def saying_errors(job: Callable[[], T], code: int = UNUSABLE, interrupted: str =
     except HalterError as error:
         fail(str(error), code)
     except KeyboardInterrupt:
-        fail(interrupted, INTERRUPTED)
+        if interrupted:
+            warn(interrupted, "red")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def fail(sentence: str, code: int) -> NoReturn:
     """Say a sentence to the person and leave with a code for scripts."""
     warn(sentence, "red")
     raise typer.Exit(code)
+
+
+def only_a_person(app: App, what: str) -> None:
+    """Refuse what an agent may not do: neither itself, nor a program that it started."""
+    if not may_decide(app.settings.person):
+        fail(f"Only a person may {what}, and this was started by an agent ({app.settings.person}).", NOT_FINE)
 
 
 def duration(text: str) -> int:

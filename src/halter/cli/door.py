@@ -14,9 +14,8 @@ from typing_extensions import Buffer
 
 from halter.cli import build
 from halter.cli.answer import warn
-from halter.cli.command import INTERRUPTED, OURS, UNREAD, UNUSABLE
+from halter.cli.command import ENDINGS, INTERRUPTED, OURS, UNREAD, UNUSABLE
 
-ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STREAMS: Final = (0, 1, 2)
 
 

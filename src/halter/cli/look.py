@@ -1,30 +1,22 @@
-"""`halter sessions`, `show`, `receipt`, `audit`: what happened, for people and for programs."""
+"""`halter sessions` and `show`: what happened, for people and for programs."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 import typer
 
 from halter.app import App
-from halter.cli.answer import answer_block, answer_json, answer_table, counted
-from halter.cli.command import WRONG_USE, JsonOption, StoreOption, duration, fail, readable, with_app
+from halter.cli.answer import answer_json, answer_table
+from halter.cli.command import JsonOption, StoreOption, with_app
+from halter.cli.named import MOST, SessionArgument, all_events, session_meant
 from halter.core.clock import SECOND
 from halter.core.durations import shown_duration
-from halter.core.ids import StreamId, session_stream
-from halter.core.money import shown
+from halter.core.ids import session_stream
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.core.text import clean, from_body
-from halter.state.audit import AuditEntry, AuditFound, entry
-from halter.state.receipt import Receipt
-from halter.state.receipt import receipt as receipt_of
-
-PAGE: Final = 1000
-MOST: Final = 1_000_000
-
-SessionArgument = Annotated[str, typer.Argument(help="A session's id from halter sessions; its beginning will do.")]
 
 
 def sessions(
@@ -61,7 +53,7 @@ def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOp
     """Show every event of a session, in order."""
     events = with_app(store, lambda app: _events(app, session))
     if as_json:
-        answer_json([_event(stored) for stored in events])
+        answer_json([as_object(stored) for stored in events])
         return
     rows = [[str(e.seq), written(e.at), e.kind, from_body(e.facts), _said(e)] for e in events]
     answer_table(
@@ -69,102 +61,12 @@ def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOp
     )
 
 
-def receipt(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show the receipt of a session: what it did and spent, and why it ended."""
-    made = receipt_of(with_app(store, lambda app: _events(app, session)))
-    if as_json:
-        answer_json(made)
-        return
-    answer_block(f"Receipt of {made.session}", _receipt_lines(made))
-    lines = [
-        [line.name, line.purpose, line.outcome or "in doubt", shown(line.held_usd), shown(line.cost_usd)]
-        for line in (*made.requests, *made.calls)
-    ]
-    answer_table(
-        "Calls and requests",
-        ["what", "for", "outcome", "held", "cost"],
-        lines,
-        right="held cost",
-        empty="It made no call and no request.",
-    )
-
-
-def _receipt_lines(made: Receipt) -> list[tuple[str, str]]:
-    ended = written(made.ended_at) if made.ended_at else "not yet"
-    lines = [
-        ("agent", f"{made.agent} ({made.kind}), started by {made.started_by}"),
-        ("state", f"{made.state} {made.terminal_reason}".strip()),
-        ("began, ended", f"{written(made.started_at)}, {ended}"),
-        ("cost", f"{shown(made.cost_usd)} of {shown(made.held_usd)} held"),
-        ("events", f"{made.events}, the last with hash {made.hash[:16]}…"),
-    ]
-    lines += [("brake", f"{brake.code}: {brake.name} in {brake.scope} {brake.window}".strip()) for brake in made.brakes]
-    lines += [("overrun", f"{shown(over.amount)} in {over.scope} {over.window}".strip()) for over in made.overruns]
-    lines += [("in doubt", call) for call in made.in_doubt]
-    return lines
-
-
-def audit(
-    *,
-    since: Annotated[str, typer.Option("--since", metavar="AGE", help="How far back, as in 24h.")] = "1d",
-    tool: Annotated[str, typer.Option("--tool", metavar="NAME", help="Only this tool.")] = "",
-    outcome: Annotated[str, typer.Option("--outcome", metavar="OUTCOME", help="Only this outcome.")] = "",
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show who called which tool, with what outcome, and who agreed to it."""
-    back = duration(since)
-
-    async def job(app: App) -> list[AuditEntry]:
-        found: list[AuditFound] = []
-        cursor = {"since": app.clock.now() - back, "call": "", "limit": PAGE}
-        while page := await app.store.ask(Query("audit_since", AuditFound, cursor)):
-            found += page
-            cursor = {"since": page[-1].created_at, "call": page[-1].call, "limit": PAGE}
-        return [entry(row) for row in found if tool in {"", row.tool} and outcome in {"", row.outcome}]
-
-    entries = with_app(store, job)
-    if as_json:
-        answer_json(entries)
-        return
-    rows = [
-        [
-            written(e.created_at),
-            e.agent,
-            e.tool,
-            e.capability_level,
-            e.risk_level,
-            e.outcome or "under way",
-            e.decided_by,
-            shown(e.cost_usd),
-            e.input_summary,
-            e.output_summary,
-        ]
-        for e in entries
-    ]
-    columns = ["when", "agent", "tool", "level", "risk", "outcome", "decided by", "cost", "arguments", "result"]
-    answer_table("Audit", columns, rows, right="cost", long="arguments result", empty="No audited calls in that time.")
-
-
 async def _events(app: App, session: str) -> list[Stored]:
-    stream = session_stream(await _whole(app, session))
-    events: list[Stored] = []
-    while page := await app.store.read(StreamId(stream), after=len(events), limit=PAGE):
-        events += page
-    return events
+    return await all_events(app, session_stream((await session_meant(app, session)).session))
 
 
-async def _whole(app: App, beginning: str) -> str:
-    readable(beginning, "a session's id")
-    rows = await app.store.ask(Query("sessions", SessionRow, {"limit": MOST}))
-    found = [row.session for row in rows if row.session.startswith(beginning)]
-    if len(found) != 1 and beginning not in found:
-        what = f"{counted(len(found), 'session')} begin" if found else "No session begins"
-        fail(f"{what} with {beginning!r}: look at `halter sessions`.", WRONG_USE)
-    return beginning if beginning in found else found[0]
-
-
-def _event(stored: Stored) -> dict[str, object]:
+def as_object(stored: Stored) -> dict[str, object]:
+    """Write an event for programs."""
     return {
         "stream": stored.stream,
         "seq": stored.seq,

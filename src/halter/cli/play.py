@@ -10,11 +10,12 @@ from halter.app import App
 from halter.cli.answer import answer_json, say, warn
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, saying_errors, settings_for, with_app
 from halter.core.errors import ConfigError
+from halter.core.events import State
 from halter.core.ids import SessionId, may_decide
 from halter.core.money import shown
 from halter.core.playbook import Step
 from halter.core.text import clean, shorten
-from halter.guard.chokepoint import Answer
+from halter.guard.chokepoint import Answer, NeedsPerson
 from halter.work.playbooks import Ended
 
 AGENT_FILE: Final = "agent.yaml"
@@ -51,8 +52,8 @@ def play(
                 warn(sentence)
             session = SessionId(resume) or await begin(app, ready, read_playbook(playbook), given)
             if not as_json:
-                say(f"Session {session}. Whatever needs you stands in halter inbox.")
-            return session, await go_on(app, ready, session, _silent if as_json else _told)
+                say(f"Session {session}", at_once=True)
+            return session, await go_on(app, ready, session, _silent if as_json else _told, _waits)
 
     session, ended = with_app(store, job, new=True)
     if as_json:
@@ -103,7 +104,13 @@ def _given(inputs: Sequence[str]) -> dict[str, str]:
 def _told(step: Step, answer: Answer) -> None:
     cost = f" {shown(answer.cost_usd)}" if answer.cost_usd else ""
     first = shorten(clean(answer.text).strip().partition("\n")[0], WIDEST)
-    say(f"  {answer.outcome:<8} {step.call}{f' as {step.name}' if step.name else ''}{cost}  {first}")
+    say(f"  {answer.outcome:<8} {step.call}{f' as {step.name}' if step.name else ''}{cost}  {first}", at_once=True)
+
+
+def _waits(asked: NeedsPerson, state: State) -> None:
+    """Say that a person has to decide, and how: beside the answer, so that a program's reader is told, too."""
+    more = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
+    warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {asked.decision}{more}")
 
 
 def _silent(_: Step, __: Answer) -> None:

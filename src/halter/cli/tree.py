@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from halter import __version__
-from halter.cli import budget, doctor, drill, journal, look, play, steer
+from halter.cli import audit, budget, decide, doctor, drill, journal, look, play, receipt, rules, steer, tail
 from halter.cli.plain import PlainCommand, PlainGroup
 
 
@@ -16,15 +16,16 @@ def tree() -> typer.Typer:
     for panel, commands in _PANELS.items():
         for command in commands:
             app.command(rich_help_panel=panel, cls=PlainCommand)(command)
-    app.add_typer(budget.build(), rich_help_panel="Steer")
+    for group in (rules, budget):
+        app.add_typer(group.build(), rich_help_panel="Steer")
     return app
 
 
 _PANELS = {
     "Run": (play.play,),
-    "Look": (look.sessions, look.show, look.receipt),
-    "Steer": (steer.inbox, steer.approve, steer.deny, steer.halt, steer.resume),
-    "Trust": (play.trust, look.audit, journal.verify, journal.erase, drill.drill, doctor.doctor),
+    "Look": (look.sessions, look.show, tail.tail, receipt.receipt),
+    "Steer": (decide.inbox, decide.approve, decide.deny, steer.halt, steer.resume, steer.cancel),
+    "Trust": (play.trust, audit.audit, journal.verify, journal.erase, drill.drill, doctor.doctor),
 }
 
 

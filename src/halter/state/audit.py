@@ -1,10 +1,19 @@
-"""The audit as people read it: one row a call, with the beginning of what was said."""
+"""The audit as people and sinks read it: one row a call, with the beginning of what was said.
+
+A row is handed on when its call has come to an outcome. A call that was refused, and let through when it was asked for
+again, is handed on twice: as refused, and as what came of it.
+"""
+
+from typing import Final
 
 import msgspec
 
+from halter.core.events import CallRefused, CallSettled
+from halter.core.ids import Digest
+from halter.core.ports import Store, Stored
 from halter.core.text import clean, from_body
 
-SUMMARY = 200
+SUMMARY: Final = 200
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +55,56 @@ class AuditFound(msgspec.Struct, frozen=True):
     settled_seq: int
     input: bytes | None
     output: bytes | None
+    input_blob: Digest | None = None
+    output_blob: Digest | None = None
+
+
+def concluded(stored: Stored) -> str | None:
+    """Name the audited call that an event brings to an outcome, if it does."""
+    match stored.event:
+        case CallSettled(call=call, audited=True) | CallRefused(call=call):
+            return call
+        case _:
+            return None
+
+
+def as_it_was(found: AuditFound, stored: Stored) -> AuditFound:
+    """Tell a row as an event left it, whatever became of it since: only a refusal can be followed by something else."""
+    event = stored.event
+    if found.settled_seq == stored.seq or not isinstance(event, CallRefused):
+        return found
+    return msgspec.structs.replace(
+        found,
+        capability_level=event.level,
+        risk_level=event.risk or "",
+        decision=event.decision,
+        decided_by=event.decided_by,
+        outcome=event.outcome,
+        cost_usd=0,
+        duration_ms=0,
+        created_at=stored.at,
+        shows_result=0,
+        asked_seq=stored.seq,
+        settled_seq=stored.seq,
+        input=stored.body,
+        input_blob=stored.blob,
+        output=None,
+        output_blob=None,
+    )
+
+
+async def with_words(store: Store, found: AuditFound) -> AuditFound:
+    """Fetch what was said where it is too large to stand in the events; erased, it is gone there too."""
+    said = found.input or await _blob(store, found.input_blob)
+    gave = found.output or await _blob(store, found.output_blob if found.shows_result else None)
+    return msgspec.structs.replace(found, input=said, output=gave)
+
+
+async def _blob(store: Store, digest: Digest | None) -> bytes | None:
+    try:
+        return None if digest is None else await store.get(digest)
+    except KeyError:
+        return None
 
 
 def entry(found: AuditFound) -> AuditEntry:
@@ -69,7 +128,7 @@ def entry(found: AuditFound) -> AuditEntry:
 
 
 def summary(body: bytes | None) -> str:
-    """Show the beginning of a body on one line; it was redacted before it was written, so nothing can be cut open."""
+    """Show the beginning of a body on one line; it was redacted before it was written, so no secret is cut open."""
     if body is None:
         return ""
     text = " ".join(clean(from_body(body[: 4 * SUMMARY])).split())

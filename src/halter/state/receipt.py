@@ -1,16 +1,24 @@
 """The receipt of a session: a pure function of its events.
 
-It says what the session did, saw and spent, and why it ended; anyone who has the events can make it again.
+It says what the session did, heard and spent, which brakes it passed and which stopped it, who decided what, and why
+it ended. Anyone who has the events can make it again. Who answered a question stands in the session's inbox: without
+that, a receipt tells of an answer only what the session made of it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
 
 import msgspec
 
 from halter.core.events import (
+    CallRefused,
     CallSettled,
     CallStarted,
+    Cause,
     CostCapReached,
+    DecisionAsked,
+    DecisionMade,
+    Origin,
     Outcome,
     OverrunIncurred,
     Purpose,
@@ -24,14 +32,24 @@ from halter.core.events import (
     SessionWoken,
     State,
     Unknown,
+    WakePosted,
 )
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
 from halter.core.usage import Usage
 
+BrakeName = Literal["halt", "grants", "budget"]
+BRAKES: Final[tuple[BrakeName, ...]] = ("halt", "grants", "budget")
+
+BY_RULE: Final = ", always, by rule "
+"""What stands between a person's name and a rule's, where a call was agreed to by a rule."""
+
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call or request: what was held for it and what it cost. Without an outcome it is in doubt."""
+    """One call or request: what was held for it and what it cost. Without an outcome it is in doubt.
+
+    `observed` are the refusals that were only written down. `egress` says that its arguments chose where data goes.
+    """
 
     id: str
     name: str
@@ -42,10 +60,21 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     outcome: Outcome | None = None
     settled_at: int | None = None
     usage: Usage | None = None
+    level: str = ""
+    risk: str = ""
+    effect: str = ""
+    egress: bool = False
+    phase: str = ""
+    parallel_group: str = ""
+    observed: tuple[Outcome, ...] = ()
+    decision: str = ""
+    decided_by: str = ""
+    duration_ms: int = 0
+    error: str = ""
 
 
 class Brake(msgspec.Struct, frozen=True):
-    """One time that a brake refused something."""
+    """One time that a brake refused something, and what was said of it."""
 
     code: str
     at: int
@@ -53,15 +82,53 @@ class Brake(msgspec.Struct, frozen=True):
     name: str
     scope: str
     window: str
+    brake: BrakeName = "budget"
+    sentence: str = ""
+    level: str = ""
+    risk: str = ""
+    phase: str = ""
+    decision: str = ""
+    decided_by: str = ""
 
 
-class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a session leaves in a person's hand. Amounts are micro-dollars, times microseconds."""
+class Decision(msgspec.Struct, frozen=True):
+    """Something that a person was asked, what they answered, and whether the answer was used."""
+
+    decision: str
+    about: str
+    name: str
+    subject: str
+    asked_at: int
+    verdict: str = ""
+    by: str = ""
+    decided_at: int | None = None
+    reason: str = ""
+    used: bool = False
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """Something that reached the session from outside: where it came from, and whether it is trusted."""
+
+    cause: Cause
+    origin: Origin
+    sender: str
+    at: int
+    trusted: bool = False
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What a session leaves in a person's hand. Amounts are micro-dollars, times microseconds.
+
+    `passed` counts what each brake let through, `spent` what each purpose cost. `in_doubt` has no outcome yet;
+    `unknown_calls` have one, which is that nobody knows it. `unknown` counts events that this program cannot read.
+    """
 
     session: str = ""
     agent: str = ""
     kind: SessionKind = "task"
     started_by: str = ""
+    origin: Origin = "person"
+    trusted: bool = True
     trigger: str = ""
     parent: str = ""
     definition: str = ""
@@ -72,65 +139,121 @@ class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
     wakes: int = 0
     cost_usd: int = 0
     held_usd: int = 0
+    spent: Mapping[str, int] = {}
     calls: tuple[Line, ...] = ()
     requests: tuple[Line, ...] = ()
+    passed: Mapping[str, int] = {}
     brakes: tuple[Brake, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    rules: tuple[str, ...] = ()
+    heard: tuple[Heard, ...] = ()
     overruns: tuple[OverrunIncurred, ...] = ()
     in_doubt: tuple[str, ...] = ()
+    unknown_calls: tuple[str, ...] = ()
     events: int = 0
     erased: int = 0
     unknown: int = 0
     hash: str = ""
 
 
-def receipt(events: Iterable[Stored]) -> Receipt:
-    """Make the receipt of a session from its own stream."""
+def receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Receipt:
+    """Make the receipt of a session from its own stream, and from its inbox where that is at hand."""
     made = Receipt()
     calls: dict[str, Line] = {}
     requests: dict[str, Line] = {}
     for stored in events:
         made = _head(made, stored)
         match stored.event:
-            case CallStarted(call=call, tool=tool, purpose=purpose, legs=legs):
-                calls[call] = Line(call, tool, purpose, stored.at, _usd(legs))
-            case CallSettled(call=call, outcome=outcome, charge=charge):
-                calls[call] = _settled(calls[call], stored, outcome, charge, None)
-            case RequestStarted(request=request, model=model, purpose=purpose, legs=legs):
-                requests[request] = Line(request, model, purpose, stored.at, _usd(legs))
-            case RequestSettled(request=request, outcome=outcome, charge=charge, usage=usage):
-                requests[request] = _settled(requests[request], stored, outcome, charge, usage)
+            case CallStarted() as call:
+                calls[call.call] = _call(call, stored.at)
+            case CallSettled() as done:
+                line = _settled(calls[done.call], stored, done.outcome, done.charge, done.error)
+                calls[done.call] = msgspec.structs.replace(line, duration_ms=done.duration_ms)
+            case RequestStarted(request=request, model=model, purpose=purpose, legs=legs, observed=observed):
+                requests[request] = Line(request, model, purpose, stored.at, _usd(legs), observed=observed)
+            case RequestSettled(request=request, usage=usage) as done:
+                line = _settled(requests[request], stored, done.outcome, done.charge, done.error)
+                requests[request] = msgspec.structs.replace(line, usage=usage)
             case _:
                 made = _other(made, stored)
-    lines = [*calls.values(), *requests.values()]
-    return msgspec.structs.replace(
-        made,
-        calls=tuple(calls.values()),
-        requests=tuple(requests.values()),
-        cost_usd=sum(line.cost_usd for line in lines),
-        held_usd=sum(line.held_usd for line in lines),
-        in_doubt=tuple(line.id for line in lines if line.outcome is None),
-    )
+    return _answered(_summed(made, tuple(calls.values()), tuple(requests.values())), inbox)
 
 
 def _head(made: Receipt, stored: Stored) -> Receipt:
     return msgspec.structs.replace(made, events=stored.seq, erased=made.erased + stored.erased, hash=stored.hash.hex())
 
 
+def _call(event: CallStarted, at: int) -> Line:
+    return Line(
+        id=event.call,
+        name=event.tool,
+        purpose=event.purpose,
+        started_at=at,
+        held_usd=_usd(event.legs),
+        level=event.level,
+        risk=event.risk or "",
+        effect=event.effect,
+        egress=event.egress,
+        phase=event.phase,
+        parallel_group=event.parallel_group,
+        observed=event.observed,
+        decision=event.decision,
+        decided_by=event.decided_by,
+    )
+
+
+def _settled(line: Line, stored: Stored, outcome: Outcome, charge: Charge | None, error: str) -> Line:
+    cost = charge.usd if charge else 0
+    return msgspec.structs.replace(line, outcome=outcome, settled_at=stored.at, cost_usd=cost, error=error)
+
+
+def _usd(legs: tuple[Leg, ...]) -> int:
+    return max((leg.amount for leg in legs if leg.unit == "usd"), default=0)
+
+
+def _summed(made: Receipt, calls: tuple[Line, ...], requests: tuple[Line, ...]) -> Receipt:
+    """Add up what follows from all calls and requests together."""
+    lines = (*calls, *requests)
+    spent: dict[str, int] = {}
+    for line in lines:
+        spent[line.purpose] = spent.get(line.purpose, 0) + line.cost_usd
+    by_rule = (line.decided_by.partition(BY_RULE)[2] for line in calls)
+    return msgspec.structs.replace(
+        made,
+        calls=calls,
+        requests=requests,
+        cost_usd=sum(spent.values()),
+        held_usd=sum(line.held_usd for line in lines),
+        spent=spent,
+        passed={brake: sum(_passed(line, brake) for line in lines) for brake in BRAKES} if lines else {},
+        rules=tuple(dict.fromkeys(rule for rule in by_rule if rule)),
+        in_doubt=tuple(line.id for line in lines if line.outcome is None),
+        unknown_calls=tuple(line.id for line in lines if line.outcome == "unknown"),
+        decisions=tuple(_used(decision, calls) for decision in made.decisions),
+    )
+
+
+def brake_of(outcome: Outcome) -> BrakeName:
+    """Tell which brake a refusal is one of."""
+    match outcome:
+        case "external_halt":
+            return "halt"
+        case "cost_cap_reached":
+            return "budget"
+        case _:
+            return "grants"
+
+
+def _passed(line: Line, brake: BrakeName) -> bool:
+    """Tell whether a brake let something through by itself, not only because it was told to watch."""
+    return brake not in map(brake_of, line.observed)
+
+
 def _other(made: Receipt, stored: Stored) -> Receipt:
     event = stored.event
     match event:
         case SessionStarted():
-            return msgspec.structs.replace(
-                made,
-                session=event.session,
-                agent=event.agent,
-                kind=event.kind,
-                started_by=event.started_by,
-                trigger=event.trigger,
-                parent=event.parent,
-                definition=event.definition,
-                started_at=stored.at,
-            )
+            return _started(made, stored.at, event)
         case SessionWoken():
             return msgspec.structs.replace(made, state="RUNNING", wakes=made.wakes + 1)
         case SessionParked():
@@ -142,8 +265,14 @@ def _other(made: Receipt, stored: Stored) -> Receipt:
         case CostCapReached():
             brake = Brake(event.KIND, stored.at, event.refused, event.name, event.scope, event.window)
             return msgspec.structs.replace(made, brakes=(*made.brakes, brake))
+        case CallRefused():
+            return _call_refused(made, stored.at, event)
         case RequestRefused():
-            return _request_refused(made, stored.at, event)
+            brake = Brake(event.outcome, stored.at, event.request, event.model, "", "", brake_of(event.outcome))
+            return _braked(made, msgspec.structs.replace(brake, sentence=event.sentence))
+        case DecisionAsked():
+            asked = Decision(event.decision, event.about, event.name, event.subject, stored.at)
+            return msgspec.structs.replace(made, decisions=(*made.decisions, asked))
         case OverrunIncurred():
             return msgspec.structs.replace(made, overruns=(*made.overruns, event))
         case Unknown():
@@ -152,19 +281,84 @@ def _other(made: Receipt, stored: Stored) -> Receipt:
             return made
 
 
-def _request_refused(made: Receipt, at: int, event: RequestRefused) -> Receipt:
-    """Show a refusal as a brake; one by a cap is shown already, with the cap that it met."""
-    if any(brake.refused == event.request for brake in made.brakes[-1:]):
-        return made
-    brake = Brake(event.outcome, at, event.request, event.model, "", "")
-    return msgspec.structs.replace(made, brakes=(*made.brakes, brake))
-
-
-def _settled(line: Line, stored: Stored, outcome: Outcome, charge: Charge | None, usage: Usage | None) -> Line:
+def _started(made: Receipt, at: int, event: SessionStarted) -> Receipt:
     return msgspec.structs.replace(
-        line, outcome=outcome, settled_at=stored.at, usage=usage, cost_usd=charge.usd if charge else 0
+        made,
+        session=event.session,
+        agent=event.agent,
+        kind=event.kind,
+        started_by=event.started_by,
+        origin=event.origin,
+        trusted=event.trusted,
+        trigger=event.trigger,
+        parent=event.parent,
+        definition=event.definition,
+        started_at=at,
     )
 
 
-def _usd(legs: tuple[Leg, ...]) -> int:
-    return max((leg.amount for leg in legs if leg.unit == "usd"), default=0)
+def _call_refused(made: Receipt, at: int, event: CallRefused) -> Receipt:
+    brake = Brake(
+        code=event.outcome,
+        at=at,
+        refused=event.call,
+        name=event.tool,
+        scope="",
+        window="",
+        brake=brake_of(event.outcome),
+        sentence=event.sentence,
+        level=event.level,
+        risk=event.risk or "",
+        phase=event.phase,
+        decision=event.decision,
+        decided_by=event.decided_by,
+    )
+    return _braked(_learned(made, event.decision, event.decided_by), brake)
+
+
+def _braked(made: Receipt, brake: Brake) -> Receipt:
+    """Add a refusal; one by a cap stands there already, with the cap that it met, and is told in full."""
+    last = made.brakes[-1] if made.brakes else None
+    if last is None or last.refused != brake.refused or last.sentence or brake.brake != "budget":
+        return msgspec.structs.replace(made, brakes=(*made.brakes, brake))
+    told = msgspec.structs.replace(brake, scope=last.scope, window=last.window)
+    return msgspec.structs.replace(made, brakes=(*made.brakes[:-1], told))
+
+
+def _learned(made: Receipt, decision: str, by: str) -> Receipt:
+    """Note who answered a question; a refusal does not say what the answer was, since a yes may come to nothing."""
+    if not decision or not by:
+        return made
+    known = (msgspec.structs.replace(asked, by=by) if asked.decision == decision else asked for asked in made.decisions)
+    return msgspec.structs.replace(made, decisions=tuple(known))
+
+
+def _used(decision: Decision, calls: tuple[Line, ...]) -> Decision:
+    """Note which call used an answer up, and by whom it was given."""
+    call = next((line for line in calls if line.decision == decision.decision), None)
+    if call is None:
+        return decision
+    return msgspec.structs.replace(decision, used=True, by=call.decided_by, verdict=decision.verdict or "approve")
+
+
+def _answered(made: Receipt, inbox: Iterable[Stored]) -> Receipt:
+    """Take in what the session was told: answers to its questions, and everything else that woke it."""
+    answers: dict[str, tuple[int, DecisionMade]] = {}
+    heard: list[Heard] = []
+    for stored in inbox:
+        match stored.event:
+            case DecisionMade() as answer:
+                answers[answer.decision] = (stored.at, answer)
+            case WakePosted() as wake:
+                heard.append(Heard(wake.cause, wake.origin, wake.sender, stored.at, wake.trusted))
+            case _:
+                pass
+    decisions = tuple(_with_answer(asked, answers.get(asked.decision)) for asked in made.decisions)
+    return msgspec.structs.replace(made, decisions=decisions, heard=tuple(heard))
+
+
+def _with_answer(asked: Decision, answer: tuple[int, DecisionMade] | None) -> Decision:
+    if answer is None:
+        return asked
+    at, made = answer
+    return msgspec.structs.replace(asked, verdict=made.verdict, by=made.by, decided_at=at, reason=made.reason)

@@ -36,6 +36,9 @@ PAGE: Final = 1000
 Look = Callable[[], Awaitable[bool]]
 """Something that is looked for while resting."""
 
+Waits = Callable[[NeedsPerson, State], None]
+"""Somebody who wants to know, once for each decision, that a session rests until a person decides."""
+
 
 @asynccontextmanager
 async def heard(store: Store) -> AsyncGenerator[asyncio.Event]:
@@ -66,6 +69,7 @@ class Running:
         lease: Lease,
         standing: Standing,
         tools: Mapping[str, Tool],
+        waits: Waits = lambda _, __: None,
     ) -> None:
         self.standing = standing
         self.lease = lease
@@ -73,6 +77,8 @@ class Running:
         self._clock = clock
         self._gatehouse = gatehouse
         self._tools = tools
+        self._waits = waits
+        self._told: set[str] = set()
         self._attempts: dict[str, int] = {}
         self._seen = 0
         self._rests = 0
@@ -194,6 +200,9 @@ class Running:
                 return row
             if await self._gatehouse.halted(self.standing) is not None:
                 return row
+            if asked.decision not in self._told:
+                self._told.add(asked.decision)
+                self._waits(asked, state)
             await self._rest(state, row.expires_at, or_when)
 
     async def _rest(self, state: State, wake_at: int, or_when: Look | None = None) -> None:

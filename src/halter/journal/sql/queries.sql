@@ -76,11 +76,12 @@ SELECT * FROM decisions ORDER BY decision;
 SELECT * FROM audit ORDER BY call;
 
 -- name: open_decisions
--- What needs somebody, the longest waiting first.
-SELECT d.*, e.body FROM decisions d
+-- What needs somebody, the longest waiting first. A session that is over needs nobody.
+SELECT d.*, e.body, e.facts FROM decisions d
 LEFT JOIN events e
     ON e.stream = CASE d.session WHEN '' THEN 'fleet' ELSE 'session:' || d.session END AND e.seq = d.asked_seq
-WHERE d.verdict = '' AND d.about <> '' ORDER BY d.asked_at, d.decision;
+LEFT JOIN sessions s ON s.session = d.session
+WHERE d.verdict = '' AND d.about <> '' AND s.ended_at IS NULL ORDER BY d.asked_at, d.decision;
 
 -- name: budget
 -- What stands against one cap.
@@ -99,13 +100,21 @@ SELECT * FROM rules ORDER BY rule;
 SELECT * FROM pins ORDER BY agent, tool;
 
 -- name: audit_since
--- The audit after a moment and a call, which is a cursor that lasts; with what was said where it is still there.
-SELECT a.*, asked.body AS input, settled.body AS output
+-- The audit after a moment and a call, in pages; with what was said where it is still there.
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
 WHERE a.created_at > :since OR (a.created_at = :since AND a.call > :call)
 ORDER BY a.created_at, a.call LIMIT :limit;
+
+-- name: audit_of
+-- The audit of one call, with what was said where it is still there.
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+FROM audit a
+LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
+LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
+WHERE a.call = :call;
 
 -- name: all_spends
 -- Every spend.

@@ -1,0 +1,85 @@
+"""How a person words an "always": which calls it is for, where, and for how long."""
+
+import json
+import shlex
+from typing import Any, Final, cast, get_args
+
+import msgspec
+
+from halter.cli.command import NOT_FINE, WRONG_USE, fail
+from halter.cli.waiting import Waiting
+from halter.core.events import RuleScope
+from halter.core.tools import ToolSpec, Valid
+from halter.guard.approvals import Rule
+from halter.guard.gatehouse import REDACTED
+from halter.guard.rules import Always, At, Matcher, Same, Under, Words, matches
+
+SCOPES: Final[tuple[RuleScope, ...]] = get_args(RuleScope)
+FORMS: Final = "write same, words:KEY=WORDS, under:KEY=FOLDER or at:KEY=HOST"
+
+
+def rule_for(asked: Waiting, rule: str, match: str, scope: str, lasts: int) -> Rule:
+    """Read a rule as it was typed; one that would not answer the very call that is asked about is a slip."""
+    if asked.risk == "CRITICAL":
+        fail("A call of CRITICAL risk is always asked about: approve it without --always.", NOT_FINE)
+    if lasts <= 0:
+        fail("A rule has to last for a while: write --for 7d.", WRONG_USE)
+    keys = msgspec.json.decode(asked.keys or "[]", type=tuple[str, ...])
+    matcher = _matcher(asked, match, keys)
+    _refuse_unless_it_answers(asked, matcher, keys, match)
+    return Rule(id=rule, matcher=matcher, keys=keys, scope=_scope(scope), expires_in=lasts)
+
+
+def _scope(scope: str) -> RuleScope:
+    if scope not in SCOPES:
+        fail(f"{scope!r} is no scope of a rule: write {', '.join(SCOPES[:-1])} or {SCOPES[-1]}.", WRONG_USE)
+    return scope
+
+
+def _matcher(asked: Waiting, match: str, keys: tuple[str, ...]) -> Matcher:
+    if match == "same":
+        return Same(asked.same)
+    kind, _, rest = match.partition(":")
+    key, equals, value = rest.partition("=")
+    if kind not in {"words", "under", "at"} or not equals or not value.strip():
+        fail(f"{match!r} is no way to match a call: {FORMS}.", WRONG_USE)
+    if key not in keys:
+        fail(f"{asked.name} was not asked with an argument {key!r}: it has {', '.join(keys) or 'none'}.", WRONG_USE)
+    match kind:
+        case "words":
+            return Words(key, _words(value))
+        case "under":
+            return Under(key, value)
+        case _:
+            return At(key, value)
+
+
+def _words(value: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        fail(f"{value!r} cannot be read as the words of a command ({error}).", WRONG_USE)
+
+
+def _refuse_unless_it_answers(asked: Waiting, matcher: Matcher, keys: tuple[str, ...], match: str) -> None:
+    """Try a rule on the call that is asked about, as far as that was shown."""
+    if isinstance(matcher, Same) or REDACTED in asked.shown:
+        return
+    values, _ = json.JSONDecoder().raw_decode(asked.shown.removeprefix(f"{asked.name} "))
+    rule = Always(id="", tool=asked.name, matcher=matcher, keys=keys, scope="fleet", by="", made_at=0, expires_at=1)
+    spec = ToolSpec(name=asked.name, description="", schema=b"")
+    if not matches(rule, spec, Valid(cast("dict[str, Any]", values), b""), "", "", 0):
+        fail(f"{match!r} would not even match the call that is asked about: look at it in `halter inbox`.", WRONG_USE)
+
+
+def told(matcher: Matcher) -> str:
+    """Say which calls a rule is for."""
+    match matcher:
+        case Words(key, prefix):
+            return f"where {key} begins with {shlex.join(prefix)}"
+        case Under(key, folder):
+            return f"where {key} lies in {folder}"
+        case At(key, host):
+            return f"where {key} leads to {host}"
+        case Same():
+            return "with exactly the same arguments"

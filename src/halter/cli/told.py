@@ -1,0 +1,135 @@
+"""An event in a few words: what matters in it for somebody who watches."""
+
+from halter.core.durations import shown_duration
+from halter.core.events import (
+    AnyEvent,
+    BodiesErased,
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    CapChanged,
+    CostCapReached,
+    DecisionAsked,
+    DecisionMade,
+    HaltLifted,
+    HaltRequested,
+    OverrunIncurred,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
+    RuleEnded,
+    RuleMade,
+    SessionEnded,
+    SessionParked,
+    SessionStarted,
+    SessionWoken,
+    ToolPinned,
+    Unknown,
+    WakePosted,
+)
+from halter.core.money import Charge, Leg, shown
+from halter.core.text import from_body, shorten
+
+WIDEST = 200
+
+
+def told(event: AnyEvent | Unknown) -> str:
+    """Say what an event is about."""
+    return shorten(" ".join(_told(event).split()), WIDEST)
+
+
+def _told(event: AnyEvent | Unknown) -> str:
+    match event:
+        case SessionStarted() | SessionWoken() | SessionParked() | SessionEnded() | WakePosted():
+            return _of_a_life(event)
+        case CallStarted() | CallSettled() | CallRefused() | RequestStarted() | RequestSettled() | RequestRefused():
+            return _of_work(event)
+        case HaltRequested() | HaltLifted() | DecisionAsked() | DecisionMade() | RuleMade() | RuleEnded():
+            return _of_people(event)
+        case CostCapReached() | OverrunIncurred() | CapChanged():
+            return _of_money(event)
+        case ToolPinned():
+            return f"{event.tool} of {event.agent}, by {event.by}"
+        case BodiesErased():
+            return f"{event.stream} up to {event.through}, by {event.by}{_because(event.reason)}"
+        case Unknown():
+            return from_body(event.facts)
+
+
+def _of_a_life(event: SessionStarted | SessionWoken | SessionParked | SessionEnded | WakePosted) -> str:
+    match event:
+        case SessionStarted():
+            return f"{event.agent} ({event.kind}), by {event.started_by}"
+        case SessionWoken():
+            return f"by {event.cause}"
+        case SessionParked():
+            return f"{event.state} {' '.join(event.wake_on)}"
+        case SessionEnded():
+            return f"{event.state}, {event.terminal_reason}"
+        case WakePosted():
+            return f"{event.cause} {event.name} from {event.sender} ({event.origin})"
+
+
+def _of_work(
+    event: CallStarted | CallSettled | CallRefused | RequestStarted | RequestSettled | RequestRefused,
+) -> str:
+    match event:
+        case CallStarted():
+            by = f", agreed to by {event.decided_by}" if event.decided_by else ""
+            return f"{event.tool} {event.level} {event.risk or ''}{_held(event.legs)}{by}"
+        case CallSettled():
+            took = shown_duration(event.duration_ms * 1000)
+            return f"{event.call} {event.outcome} in {took}{_cost(event.charge)} {event.error}"
+        case CallRefused():
+            return f"{event.tool} {event.outcome}: {event.sentence}"
+        case RequestStarted():
+            return f"{event.model} for {event.purpose}{_held(event.legs)}"
+        case RequestSettled():
+            return f"{event.request} {event.outcome}{_cost(event.charge)} {event.error}"
+        case RequestRefused():
+            return f"{event.model} for {event.purpose} {event.outcome}: {event.sentence}"
+
+
+def _of_people(event: HaltRequested | HaltLifted | DecisionAsked | DecisionMade | RuleMade | RuleEnded) -> str:
+    match event:
+        case HaltRequested():
+            return f"{event.scope}{' for good' if event.cancels else ''}, by {event.by}{_because(event.reason)}"
+        case HaltLifted():
+            return f"{event.scope}, by {event.by}{_because(event.reason)}"
+        case DecisionAsked():
+            return f"{event.about} of {event.name}, as {event.decision}"
+        case DecisionMade():
+            return f"{event.verdict} by {event.by} on {event.decision}{_because(event.reason)}"
+        case RuleMade():
+            return f"{event.rule}: {event.tool} in {event.scope} {event.owner}, by {event.by}"
+        case RuleEnded():
+            return f"{event.rule}, by {event.by}{_because(event.reason)}"
+
+
+def _of_money(event: CostCapReached | OverrunIncurred | CapChanged) -> str:
+    where = f"{event.scope} {event.window}".strip()
+
+    def amount(number: int) -> str:
+        return shown(number) if event.unit == "usd" else f"{number:,} tokens"
+
+    match event:
+        case CostCapReached():
+            return f"{event.name} may cost {amount(event.amount)}, {where} has {amount(event.cap)}"
+        case OverrunIncurred():
+            return f"{amount(event.amount)} beyond the cap of {where}"
+        case CapChanged():
+            cap = "no cap" if event.cap is None else amount(event.cap)
+            return f"{where} has {cap}, by {event.by}{_because(event.reason)}"
+
+
+def _held(legs: tuple[Leg, ...]) -> str:
+    most = max((leg.amount for leg in legs if leg.unit == "usd"), default=0)
+    return f", {shown(most)} held" if most else ""
+
+
+def _cost(charge: Charge | None) -> str:
+    return f", {shown(charge.usd)}" if charge and charge.usd else ""
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

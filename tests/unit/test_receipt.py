@@ -1,0 +1,158 @@
+"""A receipt is a pure function of a session's events: what it did, what stopped it, who decided, what nobody knows."""
+
+from typing import Any
+
+import pytest
+
+from halter.core.events import (
+    AnyEvent,
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    CostCapReached,
+    DecisionAsked,
+    DecisionMade,
+    Outcome,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
+    SessionStarted,
+    Unknown,
+    WakePosted,
+)
+from halter.core.ids import StreamId, inbox_stream, session_stream
+from halter.core.money import Charge
+from halter.core.ports import Stored
+from halter.state.receipt import Receipt, brake_of, receipt
+
+START = SessionStarted(session="s", agent="clerk", kind="task", started_by="ada", origin="agent", trusted=False)
+ASKED = DecisionAsked(decision="d", about="approval", subject="c1", name="send", digest="x", expires_at=9)
+
+
+def stored(*events: AnyEvent | Unknown, stream: StreamId | None = None) -> list[Stored]:
+    return [
+        Stored(
+            stream=stream or session_stream("s"),
+            seq=number,
+            kind="kind",
+            version=1,
+            at=number,
+            generation=1,
+            key=f"key{number}",
+            blob=None,
+            facts=b"{}",
+            body=None,
+            salt=None,
+            digest=b"",
+            hash=bytes([number]),
+            event=event,
+        )
+        for number, event in enumerate(events, 1)
+    ]
+
+
+def made(*events: AnyEvent | Unknown, inbox: tuple[AnyEvent, ...] = ()) -> Receipt:
+    return receipt(stored(START, *events), stored(*inbox, stream=inbox_stream("s")))
+
+
+def call(name: str = "c1", **facts: Any) -> CallStarted:
+    return CallStarted(call=name, tool="send", **facts)
+
+
+def refusal(outcome: Outcome, **facts: Any) -> CallRefused:
+    return CallRefused(call="c1", tool="send", outcome=outcome, sentence="Why not.", **facts)
+
+
+def test_who_started_a_session_and_whether_that_is_trusted_is_told() -> None:
+    told = made()
+    assert (told.started_by, told.origin, told.trusted) == ("ada", "agent", False)
+
+
+def test_a_call_is_told_with_all_that_was_known_of_it() -> None:
+    started = call(
+        level="RESTRICTED",
+        risk="HIGH",
+        effect="read",
+        egress=True,
+        phase="work",
+        parallel_group="g",
+        observed=("disabled",),
+    )
+    (line,) = made(started, CallSettled(call="c1", outcome="error", duration_ms=5, error="Oops: no")).calls
+    assert (line.level, line.risk, line.effect, line.egress) == ("RESTRICTED", "HIGH", "read", True)
+    assert (line.phase, line.parallel_group, line.observed) == ("work", "g", ("disabled",))
+    assert (line.outcome, line.duration_ms, line.error) == ("error", 5, "Oops: no")
+
+
+def test_every_brake_counts_what_it_let_through_by_itself() -> None:
+    request = RequestStarted(request="r", model="m", purpose="simulation")
+    told = made(call("c1"), call("c2", observed=("rate_limited",)), request)
+    assert told.passed == {"halt": 3, "grants": 2, "budget": 3}
+    assert made().passed == {}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "brake"),
+    [
+        ("external_halt", "halt"),
+        ("cost_cap_reached", "budget"),
+        ("tool_not_granted", "grants"),
+        ("approval_denied", "grants"),
+    ],
+)
+def test_a_refused_call_is_a_brake_with_its_sentence(outcome: Outcome, brake: str) -> None:
+    (tripped,) = made(refusal(outcome, level="PRIVILEGED", phase="work")).brakes
+    assert (tripped.brake, tripped.code, tripped.sentence) == (brake, outcome, "Why not.")
+    assert (tripped.level, tripped.phase, tripped.refused) == ("PRIVILEGED", "work", "c1")
+    assert brake_of(outcome) == brake
+
+
+def test_a_cap_that_refused_something_is_told_once_with_its_scope_and_its_sentence() -> None:
+    cap = CostCapReached(refused="c1", name="send", scope="fleet", window="w", unit="usd", cap=1, spent=1, amount=1)
+    (tripped,) = made(cap, refusal("cost_cap_reached")).brakes
+    assert (tripped.scope, tripped.window, tripped.sentence) == ("fleet", "w", "Why not.")
+    request = RequestRefused(request="c1", model="m", purpose="turn", outcome="cost_cap_reached", sentence="No money.")
+    assert [one.sentence for one in made(cap, request, cap, request).brakes] == ["No money.", "No money."]
+    (alone,) = made(cap).brakes
+    assert (alone.brake, alone.sentence) == ("budget", "")
+
+
+def test_a_decision_is_told_with_who_made_it_and_whether_it_was_used() -> None:
+    answer = DecisionMade(decision="d", verdict="edit", by="ada", digest="x", reason="better so")
+    (told,) = made(ASKED, call(decision="d", decided_by="ada"), inbox=(answer,)).decisions
+    assert (told.verdict, told.by, told.used, told.reason, told.decided_at) == ("edit", "ada", True, "better so", 1)
+
+
+def test_without_the_inbox_a_receipt_claims_no_answer_that_it_does_not_know() -> None:
+    (used,) = made(ASKED, call(decision="d", decided_by="ada")).decisions
+    assert (used.verdict, used.by, used.used) == ("approve", "ada", True)
+    (refused,) = made(ASKED, refusal("approval_denied", decision="d", decided_by="ada")).decisions
+    assert (refused.verdict, refused.by, refused.used) == ("", "ada", False)
+    (unanswered,) = made(ASKED, refusal("approval_expired", decision="d")).decisions
+    assert (unanswered.verdict, unanswered.by) == ("", "")
+
+
+def test_rules_that_answered_are_named_once() -> None:
+    by = "ada, always, by rule r1"
+    assert made(call("c1", decided_by=by), call("c2", decided_by=by), call("c3", decided_by="ada")).rules == ("r1",)
+
+
+def test_what_simulations_cost_is_told_apart_from_turns() -> None:
+    told = made(
+        RequestStarted(request="r1", model="m", purpose="simulation"),
+        RequestSettled(request="r1", outcome="ok", charge=Charge(usd=3)),
+        call(),
+        CallSettled(call="c1", outcome="ok", charge=Charge(usd=4)),
+    )
+    assert (told.spent, told.cost_usd) == ({"turn": 4, "simulation": 3}, 7)
+
+
+def test_what_nobody_knows_is_told_apart_from_what_is_still_in_doubt() -> None:
+    told = made(call("c1"), call("c2"), CallSettled(call="c1", outcome="unknown"), Unknown("dream", 1, b"{}"))
+    assert (told.unknown_calls, told.in_doubt, told.unknown) == (("c1",), ("c2",), 1)
+
+
+def test_what_was_heard_keeps_its_origin_and_trust() -> None:
+    wake = WakePosted(cause="message", origin="document", sender="mail", trusted=False)
+    (heard,) = made(inbox=(wake,)).heard
+    assert (heard.cause, heard.origin, heard.sender, heard.trusted) == ("message", "document", "mail", False)
