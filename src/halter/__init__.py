@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from halter.tools.arguments import CallKey
     from halter.tools.tool import tool
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Answer",

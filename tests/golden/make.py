@@ -1,4 +1,4 @@
-"""Writes the golden journal of a version: `python tests/golden/make.py 0.1.0`.
+"""Writes the golden journal of a version: `python tests/golden/make.py 0.2.0`.
 
 It is run once, when a version is finished, and its files are committed. They are never written again: whatever
 comes later must be able to read them.
@@ -16,13 +16,35 @@ from typing import Any
 import msgspec
 
 from halter.core.clock import DAY, SECOND
-from halter.core.events import FORMAT
-from halter.core.ids import StreamId
+from halter.core.events import (
+    FORMAT,
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    DecisionAsked,
+    DecisionMade,
+    HaltLifted,
+    HaltRequested,
+    RequestRefused,
+    RuleEnded,
+    RuleMade,
+    SessionStarted,
+    ToolPinned,
+    Unheld,
+)
+from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, inbox_stream, session_stream
+from halter.core.limits import Caps, Spender, accounts
+from halter.core.money import Charge, Leg
+from halter.core.ports import Draft, Write
+from halter.core.project import rows_of_hold
+from halter.core.row import RowKey
+from halter.core.rows import AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow
 from halter.drills.plan import plan
 from halter.drills.workload import Told, Workload
 from halter.journal.rebuild import rebuilt
 from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
+from halter.state import life
 from halter.state.receipt import receipt
 from halter.state.session import replay
 from halter.testing.crash import Crash, Crashed, CrashingStore
@@ -49,7 +71,67 @@ async def fill(path: Path) -> JournalStore:
             await Workload(mortal, clock, f"worker of {session}", session, tick).run(plan(session, BLOB_BYTES))
         except Crashed:
             clock.advance(SECOND)
+    await guarded(store, clock)
     return store
+
+
+async def guarded(store: JournalStore, clock: ManualClock) -> None:
+    """Let the guard, and people through it, say everything that they can say."""
+    session, stream = SessionId("guarded"), session_stream("guarded")
+    event = SessionStarted(session=session, agent="watcher", kind="task", started_by="ada", origin="person")
+    await store.commit(life.start(event, b"the task"))
+    (lease,) = await store.claim(WorkerId("worker of guarded"), 1, session)
+    spender, now = Spender(session, "watcher"), clock.now()
+    bare = accounts(Caps(), spender, now)
+    for stream_of, said in (
+        (
+            stream,
+            DecisionAsked(decision="d", about="approval", subject="c1", name="wipe", digest="x", expires_at=now + DAY),
+        ),
+        (inbox_stream(session), DecisionMade(decision="d", verdict="approve", by="ada", digest="x")),
+        (
+            stream,
+            CallStarted(call="c1", tool="wipe", decision="d", decided_by="ada", rated=7, audit="full", phase="work"),
+        ),
+        (
+            stream,
+            CallSettled(
+                call="c1", outcome="ok", audited=True, charge=Charge(usd=5), unheld=Unheld("wipe", "turn", bare)
+            ),
+        ),
+        (stream, CallRefused(call="c2", tool="wipe", outcome="tool_not_granted", sentence="Not in this phase.")),
+        (stream, RequestRefused(request="r1", model="m", purpose="turn", outcome="disabled", sentence="Not allowed.")),
+        (FLEET, HaltRequested(scope="agent:watcher", by="ada", reason="lunch")),
+        (FLEET, HaltLifted(scope="agent:watcher", by="ada", ramp=SECOND)),
+        (
+            FLEET,
+            RuleMade(
+                rule="r", tool="wipe", scope="fleet", owner="", matcher="{}", keys=("path",), by="ada", expires_at=1
+            ),
+        ),
+        (FLEET, RuleEnded(rule="r", by="ada")),
+        (FLEET, ToolPinned(agent="watcher", tool="web__get", digest="x", by="ada")),
+    ):
+        clock.advance(SECOND)
+        owner = lease if stream_of == stream else None
+        drafts = [Draft(said, b"what was said")]
+        write = Write(stream_of, said.KIND, lambda _, drafts=drafts: drafts, rows_of_guard(bare), owner)
+        await store.commit(write)
+    await store.commit(life.end(lease, "COMPLETED", "completed"))
+
+
+def rows_of_guard(legs: Sequence[Leg]) -> list[RowKey]:
+    """Name every row that the guard's events touch."""
+    return [
+        (DecisionRow, ("d",)),
+        (AuditRow, ("c1",)),
+        (AuditRow, ("c2",)),
+        (RateRow, ("watcher", "wipe", 7)),
+        (HaltRow, ("agent:watcher",)),
+        (RuleRow, ("r",)),
+        (PinRow, ("watcher", "web__get")),
+        *rows_of_hold("c1", legs),
+    ]
 
 
 async def expected(store: JournalStore) -> dict[str, Any]:
