@@ -1,5 +1,6 @@
 """`halter play` and `trust`: a playbook through the guard, and the code that may run for it."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -53,7 +54,11 @@ def play(
             session = SessionId(resume) or await begin(app, ready, read_playbook(playbook), given)
             if not as_json:
                 say(f"Session {session}", at_once=True)
-            return session, await go_on(app, ready, session, _silent if as_json else _told, _waits)
+            try:
+                return session, await go_on(app, ready, session, _silent if as_json else _told, _waits)
+            except asyncio.CancelledError:
+                warn(f"It can go on where it stands: halter play {playbook} --resume {session}")
+                raise
 
     session, ended = with_app(store, job, new=True)
     if as_json:
