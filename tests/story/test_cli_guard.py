@@ -230,7 +230,7 @@ def test_always_answers_later_calls_of_the_same_kind_and_no_others(place: Place,
     assert place.results(session) == ["git status -s", "git status -b"]
     receipt = place.json("receipt", session)
     assert receipt["rules"] == [made["rule"]]
-    assert {call["decided_by"] for call in receipt["calls"]} == {f"ada, always, by rule {made['rule']}"}
+    assert {call["decided_by"] for call in receipt["calls"]} == {"ada", f"ada, always, by rule {made['rule']}"}
 
 
 def test_a_rule_that_was_taken_back_answers_nothing(place: Place) -> None:
