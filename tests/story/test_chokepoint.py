@@ -17,7 +17,7 @@ from halter.core.ports import Lease, Query, Store
 from halter.core.rows import AuditRow, HoldRow
 from halter.core.tools import Failed, Happened, Invalid, Output, Permit, ToolSpec, Unstoppable, Valid
 from halter.guard.approvals import decide, needs_you
-from halter.guard.chokepoint import Answer, Door, NeedsPerson
+from halter.guard.chokepoint import Act, Answer, Door, NeedsPerson
 from halter.guard.halts import LOOK, HaltWatch, halt, resume
 from halter.guard.judge import Approval, Asked, Rate, turn_in_ramp
 from halter.state import life
@@ -73,7 +73,7 @@ class Desk:
         return Asked(**{**known, "now": self.world.now, "scopes": SCOPES, "legs": held, "audit": "full", **more})
 
     async def calls(self, tool: Deed, asked: Asked, attempt: int = 0) -> Any:
-        return await self.door.guarded_tool_call(self.lease, asked, tool, ARGUMENTS, {}, attempt)
+        return await self.door.guarded_tool_call(self.lease, asked, Act(tool, ARGUMENTS, {}, asked.scopes), attempt)
 
     async def kinds(self) -> list[str]:
         return [event.kind for event in await self.world.store.read(session_stream("s"))][1:]
@@ -98,6 +98,23 @@ async def test_who_asks_twice_for_one_call_is_told_twice_and_it_acts_once(world:
     desk, tool = await desk_in(world), Deed()
     asked = desk.asks(usd=500)
     assert await desk.calls(tool, asked) == await desk.calls(tool, asked) == Answer("s.0", "ok", "done", 500, 0)
+    assert tool.acts == 1
+
+
+async def test_who_asks_for_a_call_that_is_under_way_waits_for_it_and_it_acts_once(world: World) -> None:
+    going = asyncio.Event()
+
+    async def slow() -> str:
+        await going.wait()
+        return "done"
+
+    desk, tool = await desk_in(world), Deed(slow)
+    asked = desk.asks(usd=500)
+    both = [asyncio.create_task(desk.calls(tool, asked)) for _ in range(2)]
+    await world.advance(SECOND)
+    going.set()
+    first, second = await asyncio.gather(*both)
+    assert first.outcome == second.outcome == "ok"
     assert tool.acts == 1
 
 

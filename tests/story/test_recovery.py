@@ -14,7 +14,7 @@ from halter.core.project import rows_of_hold
 from halter.core.rows import AuditRow, HoldRow
 from halter.core.tools import Happened, Invalid, Output, Permit, ToolSpec, Valid
 from halter.guard.approvals import needs_you
-from halter.guard.chokepoint import Answer, Door, NeedsPerson
+from halter.guard.chokepoint import Act, Answer, Door, NeedsPerson
 from halter.guard.judge import Asked
 from halter.guard.recovery import Doubt, Recovery
 from halter.state import life
@@ -58,8 +58,8 @@ async def crashed_in(world: World, tool: Deed) -> tuple[Lease, Doubt, Recovery]:
     (lease,) = await world.store.claim(WorkerId("second"), 1)
     (flight,) = replay(await world.store.read(session_stream("s"))).in_flight.values()
     door = Door(world.store, world.clock, world.purse, redact=str)
-    doubt = Doubt(flight, tool, ARGUMENTS, ("session:s",))
-    return lease, doubt, Recovery(world.store, world.purse, door, {})
+    doubt = Doubt(flight, Act(tool, ARGUMENTS, {}, ("session:s",)))
+    return lease, doubt, Recovery(world.store, world.purse, door)
 
 
 @pytest.mark.parametrize("spec", [{"effect": "read"}, {"effect": "write", "idempotent": True}])
@@ -116,6 +116,6 @@ async def test_a_successor_that_asks_for_the_same_call_does_not_act_on_its_prede
     for worker in ("first", "second"):
         (lease,) = await world.store.claim(WorkerId(worker), 1)
         assert lease.session == SessionId("s")
-        await door.guarded_tool_call(lease, asked, tool, ARGUMENTS, {})
+        await door.guarded_tool_call(lease, asked, Act(tool, ARGUMENTS, {}, asked.scopes))
         await world.advance(MINUTE)
     assert tool.keys == ["s.1"]

@@ -611,7 +611,7 @@ def test_a_crash_between_intent_and_outcome_leaves_the_hold_and_recovery_settles
         assert len(model.asked) == 1
         (flight,) = replay(await world.events(session_stream("s"))).in_flight.values()
         door = Door(world.store, world.clock, world.purse, redact=str)
-        await Recovery(world.store, world.purse, door, {}).resolve(lease, Doubt(flight, None, None, SCOPES))
+        await Recovery(world.store, world.purse, door).resolve(lease, Doubt(flight, None))
         row = await heir.budget()
         assert (row.spent, row.held) == (flight.most().usd, 0)
         told = await heir.asks(model)

@@ -63,6 +63,15 @@ class NeedsPerson(msgspec.Struct, frozen=True):
     decision: str
 
 
+class Act(msgspec.Struct, frozen=True):
+    """A tool with all that it takes to run it, and the scopes in which a halt stops it."""
+
+    tool: Tool
+    arguments: Valid
+    secrets: Mapping[str, str]
+    scopes: tuple[str, ...]
+
+
 class Door:
     """Guards every tool call of the sessions of one process."""
 
@@ -82,49 +91,40 @@ class Door:
         self._redact = redact
         self._patience = patience
         self._halts = halts or HaltWatch(store, clock)
+        self._acting: dict[str, asyncio.Event] = {}
 
     async def guarded_tool_call(
-        self,
-        lease: Lease,
-        asked: Asked,
-        tool: Tool | None,
-        arguments: Valid | None,
-        secrets: Mapping[str, str],
-        attempt: int = 0,
+        self, lease: Lease, asked: Asked, act: Act | None, attempt: int = 0
     ) -> Answer | NeedsPerson | StillHeld:
-        """Let a call through, or refuse it; whatever happens is in the journal when this returns."""
+        """Let a call through, or refuse it; whatever happens is in the journal when this returns.
+
+        Without an `act` there is something wrong with the call, and the judge has only to say so.
+        """
         admitted = await self._admit(lease, asked, attempt)
         match admitted:
-            case InFlight() if tool is not None and arguments is not None:
-                return await self._act(lease, admitted, asked.scopes, tool, arguments, secrets)
+            case InFlight() if act is not None:
+                return await self._act(lease, admitted, act)
             case InFlight():
                 raise AssertionError(f"{asked.call} was admitted without a tool: the judge let a flaw pass.")
             case _:
                 return admitted
 
-    async def again(
-        self,
-        lease: Lease,
-        flight: InFlight,
-        scopes: tuple[str, ...],
-        tool: Tool,
-        arguments: Valid,
-        secrets: Mapping[str, str],
-    ) -> Answer:
+    async def again(self, lease: Lease, flight: InFlight, act: Act) -> Answer:
         """Run a call once more whose intent is committed and whose answer a crash took: only where that is harmless."""
-        halted = await self._halts.now(scopes)
+        halted = await self._halts.now(act.scopes)
         if halted is not None:
             # What only looks has done nothing that matters; what writes may have, before the crash.
             outcome: Outcome = "external_halt" if flight.effect == "read" else "unknown"
             return await self._settle(lease, flight, self._failed(outcome, f"{halted} was halted."), self._clock.now())
-        return await self._act(lease, flight, scopes, tool, arguments, secrets)
+        return await self._act(lease, flight, act)
 
-    async def happened(self, flight: InFlight, tool: Tool, arguments: Valid, secrets: Mapping[str, str]) -> Happened:
+    async def happened(self, flight: InFlight, act: Act) -> Happened:
         """Ask a tool's own check what became of a call; a check that fails or tarries knows nothing."""
-        permit = Permit(flight.id, self._clock.now() + tool.spec.timeout, secrets)
+        timeout = act.tool.spec.timeout
+        permit = Permit(flight.id, self._clock.now() + timeout, act.secrets)
         try:
-            async with asyncio.timeout(tool.spec.timeout / SECOND):
-                return await tool.check(arguments, permit)
+            async with asyncio.timeout(timeout / SECOND):
+                return await act.tool.check(act.arguments, permit)
         except (ToolError, TimeoutError):
             return "unknown"
 
@@ -152,27 +152,32 @@ class Door:
     async def _begun_before(self, lease: Lease, committed: Committed, flight: InFlight) -> Answer | None:
         """Tell what became of a call that was let through before; None if its own answer to that was lost just now."""
         stored = await outcome_of(self._store, session_stream(lease.session), flight)
+        acting = self._acting.get(flight.id)
+        if stored is None and acting is not None:
+            await acting.wait()
+            stored = await outcome_of(self._store, session_stream(lease.session), flight)
         if stored is not None and isinstance(stored.event, CallSettled):
             return _told(stored.event, await said(self._store, stored))
         if committed.events[0].generation != lease.generation:
             return Answer(flight.id, "unknown", "An earlier owner of this session began it; nobody knows how it went.")
         return None
 
-    async def _act(
-        self,
-        lease: Lease,
-        flight: InFlight,
-        scopes: tuple[str, ...],
-        tool: Tool,
-        arguments: Valid,
-        secrets: Mapping[str, str],
-    ) -> Answer:
-        """Run the tool and settle what it came to: also when it was halted, timed out or cancelled."""
-        began = self._clock.now()
-        permit = Permit(flight.id, began + tool.spec.timeout, secrets)
-        acting = asyncio.ensure_future(tool.run(arguments, permit))
+    async def _act(self, lease: Lease, flight: InFlight, act: Act) -> Answer:
+        """Run the tool, and let whoever asks for the same call meanwhile wait for what it comes to."""
+        ended = self._acting[flight.id] = asyncio.Event()
         try:
-            output = await unless_halted(self._halts, scopes, acting, tool.spec.timeout)
+            return await self._run(lease, flight, act)
+        finally:
+            del self._acting[flight.id]
+            ended.set()
+
+    async def _run(self, lease: Lease, flight: InFlight, act: Act) -> Answer:
+        """Run the tool and settle what it came to: also when it was halted, timed out or cancelled."""
+        began, timeout = self._clock.now(), act.tool.spec.timeout
+        permit = Permit(flight.id, began + timeout, act.secrets)
+        acting = asyncio.ensure_future(act.tool.run(act.arguments, permit))
+        try:
+            output = await unless_halted(self._halts, act.scopes, acting, timeout)
             truth = Truth("ok", usd=output.cost, body=self._masked(to_body(output.text)))
         except asyncio.CancelledError:
             stopped = self._failed("cancelled", "CancelledError: the session was cancelled")

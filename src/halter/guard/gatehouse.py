@@ -18,7 +18,7 @@ from halter.core.text import clean, to_body
 from halter.core.tools import Tool, Valid, secret_names
 from halter.core.usage import PriceTable
 from halter.guard.ask import Call, Prepared, Standing, prepare
-from halter.guard.chokepoint import Answer, Door, NeedsPerson
+from halter.guard.chokepoint import Act, Answer, Door, NeedsPerson
 from halter.guard.flight import Redact, StillHeld
 from halter.guard.halts import HaltWatch
 from halter.guard.purse import PATIENCE, Purse
@@ -55,6 +55,7 @@ class Gatehouse:
         self._door = Door(store, clock, self.purse, redact=redact, patience=patience, halts=halts)
         self._models = ModelDoor(store, clock, self.purse, prices, redact=redact, patience=patience, halts=halts)
         self._simulator = Simulator(self._models, clock, simulates)
+        self._recovery = Recovery(store, self.purse, self._door)
 
     async def call(
         self, lease: Lease, standing: Standing, call: Call, tools: Mapping[str, Tool], attempt: int = 0
@@ -71,10 +72,8 @@ class Gatehouse:
         simulation = "" if attempt else await self._foreseen(lease, standing, prepared)
         if simulation:
             prepared = _shown_with(prepared, simulation)
-        secrets = self._revealed(standing, prepared.arguments)
-        answer = await self._door.guarded_tool_call(
-            lease, prepared.asked, prepared.tool, prepared.arguments, secrets, attempt
-        )
+        act = self._act(standing, prepared.tool, prepared.arguments)
+        answer = await self._door.guarded_tool_call(lease, prepared.asked, act, attempt)
         return msgspec.structs.replace(answer, simulation=simulation) if isinstance(answer, Answer) else answer
 
     async def request(
@@ -89,16 +88,12 @@ class Gatehouse:
         """Bring to an outcome, or before a person, what a crash left in doubt; `arguments` are those of its intent."""
         tool = tools.get(flight.name)
         valid = tool.validate(arguments) if tool and REDACTED.encode() not in arguments else None
-        known = valid if isinstance(valid, Valid) else None
-        recovery = self._recovery(standing, known)
-        return await recovery.resolve(lease, Doubt(flight, tool, known, standing.scopes()))
+        act = self._act(standing, tool, valid if isinstance(valid, Valid) else None)
+        return await self._recovery.resolve(lease, Doubt(flight, act))
 
-    async def was_done(self, lease: Lease, standing: Standing, flight: InFlight, *, happened: bool) -> Answer:
+    async def was_done(self, lease: Lease, flight: InFlight, *, happened: bool) -> Answer:
         """Settle a call in doubt as a person says."""
-        return await self._recovery(standing, None).said(lease, flight, happened=happened)
-
-    def _recovery(self, standing: Standing, arguments: Valid | None) -> Recovery:
-        return Recovery(self._store, self.purse, self._door, self._revealed(standing, arguments))
+        return await self._recovery.said(lease, flight, happened=happened)
 
     async def decision(self, decision: str) -> DecisionRow | None:
         """Look up what became of a decision."""
@@ -147,10 +142,12 @@ class Gatehouse:
         foreseen = await self._simulator.simulate(lease, standing, prepared)
         return foreseen.text if isinstance(foreseen, Simulated) else ""
 
-    def _revealed(self, standing: Standing, arguments: Valid | None) -> Mapping[str, str]:
-        """Look up the secrets that a call refers to, and no others."""
-        names = secret_names(arguments.canonical) if arguments else frozenset[str]()
-        return {name: self._secrets.value(name) for name in names & standing.secrets}
+    def _act(self, standing: Standing, tool: Tool | None, arguments: Valid | None) -> Act | None:
+        """Put together what it takes to run a call: of the secrets those that it refers to, and no others."""
+        if tool is None or arguments is None:
+            return None
+        names = secret_names(arguments.canonical) & standing.secrets
+        return Act(tool, arguments, {name: self._secrets.value(name) for name in names}, standing.scopes())
 
 
 def _shown_with(prepared: Prepared, simulation: str) -> Prepared:

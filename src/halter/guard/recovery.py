@@ -1,6 +1,5 @@
 """After a crash: what was begun and has no outcome. No effect happens twice, and nothing in doubt is forgotten."""
 
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -8,9 +7,8 @@ import msgspec
 from halter.core.clock import DAY
 from halter.core.ports import Lease, Store
 from halter.core.text import to_body
-from halter.core.tools import Tool, Valid
 from halter.guard.approvals import Question, ask
-from halter.guard.chokepoint import Answer, Door, NeedsPerson
+from halter.guard.chokepoint import Act, Answer, Door, NeedsPerson
 from halter.guard.purse import Purse, Truth
 from halter.state.session import InFlight
 
@@ -19,38 +17,35 @@ WAITS: Final = 365 * DAY
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """A call in doubt, with what it takes to repeat it or to ask about it."""
+    """A call in doubt, with what it takes to repeat it, if that is known."""
 
     flight: InFlight
-    tool: Tool | None
-    arguments: Valid | None
-    scopes: tuple[str, ...]
+    act: Act | None
 
 
 class Recovery:
     """Brings every call that a crash left in doubt to an outcome, or before a person."""
 
-    def __init__(self, store: Store, purse: Purse, door: Door, secrets: Mapping[str, str]) -> None:
+    def __init__(self, store: Store, purse: Purse, door: Door) -> None:
         self._store = store
         self._purse = purse
         self._door = door
-        self._secrets = secrets
 
     async def resolve(self, lease: Lease, doubt: Doubt) -> Answer | NeedsPerson:
         """Repeat what may be repeated, ask the tool's own check, or else a person."""
-        flight, tool, arguments = doubt.flight, doubt.tool, doubt.arguments
+        flight, act = doubt.flight, doubt.act
         if not flight.is_call:
             await self._purse.settle(lease, flight, Truth("unknown"))
             return Answer(flight.id, "unknown", "Nobody knows whether the model answered.", flight.most().usd)
-        if tool is None or arguments is None:
+        if act is None:
             return await self._ask(lease, flight)
         if flight.may_repeat:
-            return await self._door.again(lease, flight, doubt.scopes, tool, arguments, self._secrets)
-        match await self._door.happened(flight, tool, arguments, self._secrets) if tool.spec.checked else "unknown":
+            return await self._door.again(lease, flight, act)
+        match await self._door.happened(flight, act) if act.tool.spec.checked else "unknown":
             case "done":
                 return await self._settle(lease, flight, Truth("ok", body=to_body(DONE), audited=flight.audited))
             case "not_done":
-                return await self._door.again(lease, flight, doubt.scopes, tool, arguments, self._secrets)
+                return await self._door.again(lease, flight, act)
             case "unknown":
                 return await self._ask(lease, flight)
 

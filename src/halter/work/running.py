@@ -103,7 +103,7 @@ class Running:
         row = await self._decided(answer, "WAITING_FOR_APPROVAL")
         if row.verdict:
             happened = row.verdict == "approve"
-            await self._gatehouse.was_done(self.lease, self.standing, flight, happened=happened)
+            await self._gatehouse.was_done(self.lease, flight, happened=happened)
         else:
             await self._gatehouse.purse.settle_in_doubt(self.lease, [flight])
 
