@@ -3,23 +3,24 @@
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
-from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.core.events import SessionStarted
-from halter.core.ids import WorkerId, session_stream
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.events import RuleEnded, RuleMade, SessionStarted
+from halter.core.ids import FLEET, WorkerId, session_stream
 from halter.core.limits import Cap, Caps, Spender, accounts, legs
 from halter.core.money import BudgetRow, dollars
-from halter.core.ports import Lease, Query, Store
-from halter.core.rows import AuditRow, HoldRow
+from halter.core.ports import Draft, Lease, Query, Store, Write
+from halter.core.rows import AuditRow, HoldRow, RuleRow
 from halter.core.tools import Failed, Happened, Invalid, Output, Permit, ToolSpec, Unstoppable, Valid
 from halter.guard.approvals import decide, needs_you
 from halter.guard.chokepoint import Act, Answer, Door, NeedsPerson
 from halter.guard.halts import LOOK, HaltWatch, halt, resume
-from halter.guard.judge import Approval, Asked, Rate, turn_in_ramp
+from halter.guard.judge import Approval, Asked, Rate, judge, rows_of, turn_in_ramp
 from halter.state import life
 from halter.testing.world import World
 
@@ -192,6 +193,30 @@ async def approved(world: World, verdict: Any = "approve", digest: str | None = 
     (open_one,) = await needs_you(world.store)
     shown = open_one if digest is None else msgspec.structs.replace(open_one, digest=digest)
     return bool((await world.store.commit(decide(shown, verdict, "ada", world.ids.new()))).events)
+
+
+@pytest.mark.parametrize("over", ["ended", "expired", "never made"])
+async def test_a_rule_that_is_over_when_the_call_is_judged_answers_nothing(world: World, over: str) -> None:
+    """Whoever prepared the call may have seen the rule a moment before."""
+    desk, tool = await desk_in(world), Deed()
+    rule = {"rule": "r", "tool": "deed", "scope": "fleet", "owner": "", "matcher": "{}", "keys": ()}
+    made = RuleMade(**rule, by="ada", expires_at=world.now + HOUR)
+    said = [made, *([RuleEnded(rule="r", by="ada")] if over == "ended" else [])] if over != "never made" else []
+    for event in said:
+        await world.store.commit(Write(FLEET, event.KIND, lambda _, event=event: [Draft(event)], [(RuleRow, ("r",))]))
+    if over == "expired":
+        await world.advance(HOUR)
+    need = Approval("ask-1", "d", b"deed(order=7)", rule="r")
+    assert isinstance(await desk.calls(tool, desk.asks(approval=need)), NeedsPerson)
+    assert tool.acts == 0
+
+
+async def test_a_call_asks_for_no_money_of_a_day_that_is_over(world: World) -> None:
+    desk = await desk_in(world, Caps(agent=(Cap(100, "day"),)))
+    asked = desk.asks(usd=50)
+    await world.advance(DAY)
+    write = Write(session_stream("s"), "late", partial(judge, asked), rows_of(asked), desk.lease)
+    assert (await world.store.commit(write)).events == ()
 
 
 async def test_an_approved_call_runs_exactly_once(world: World) -> None:

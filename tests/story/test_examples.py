@@ -61,3 +61,26 @@ def test_the_clerk_welcomes_somebody_and_asks_before_it_deletes(tmp_path: Path) 
     (session,) = person.looks("sessions")
     assert person.looks("receipt", session["session"])["cost_usd"] == 10_000
     assert person.looks("verify")["ok"]
+
+
+@pytest.mark.timeout(120)
+def test_what_cannot_be_gone_on_with_is_said_at_once(tmp_path: Path) -> None:
+    person, clerk = Person(tmp_path), tmp_path / "clerk"
+    shutil.copytree(EXAMPLES / "clerk", clerk)
+    person.types("trust", str(clerk))
+    (tmp_path / "look.yaml").write_text("- {call: list_folder}\n")
+    look = ("play", str(tmp_path / "look.yaml"), "--agent", str(clerk))
+    person.types(*look)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "agent.yaml").write_text("name: other\ntools: {files: {root: .}}\n")
+    (tmp_path / "wrong.yaml").write_text("- {call: lst_folder}\n")
+    (session,) = person.looks("sessions")
+    for words, code, sentence in (
+        ((*look, "--resume", "nosuch"), 2, "No session begins with 'nosuch'"),
+        ((*look, "--resume", session["session"]), 1, "is over already: COMPLETED, completed."),
+        (("play", str(tmp_path / "wrong.yaml"), "--agent", str(other)), 3, "its tools are `delete_file`"),
+    ):
+        with person.begins(*words) as program:
+            _, complained = program.communicate(timeout=60)
+        assert (program.returncode, sentence in complained) == (code, True), complained

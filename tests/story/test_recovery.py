@@ -15,6 +15,7 @@ from halter.core.rows import AuditRow, HoldRow
 from halter.core.tools import Happened, Invalid, Output, Permit, ToolSpec, Valid
 from halter.guard.approvals import needs_you
 from halter.guard.chokepoint import Act, Answer, Door, NeedsPerson
+from halter.guard.halts import halt
 from halter.guard.judge import Asked
 from halter.guard.recovery import Doubt, Recovery
 from halter.state import life
@@ -70,6 +71,20 @@ async def test_what_may_be_repeated_runs_again_under_the_same_key(world: World, 
     assert isinstance(answer, Answer)
     assert (answer.outcome, answer.cost_usd, tool.keys) == ("ok", 300, ["s.1"])
     assert await world.store.ask(Query("holds", HoldRow)) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "outcome"), [({"effect": "read"}, "external_halt"), ({"effect": "write", "idempotent": True}, "unknown")]
+)
+async def test_under_a_halt_nothing_is_repeated_and_a_write_stays_unknown(
+    world: World, spec: dict[str, Any], outcome: str
+) -> None:
+    tool = Deed(**spec)
+    lease, doubt, recovery = await crashed_in(world, tool)
+    await world.store.commit(halt("session:s", "ada", "halt"))
+    answer = await recovery.resolve(lease, doubt)
+    assert isinstance(answer, Answer)
+    assert (answer.outcome, tool.keys) == (outcome, [])
 
 
 async def test_a_plain_write_never_runs_again_by_itself_and_its_hold_stays(world: World) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from halter.app.agent import Assembled
 from halter.app.doors import gatehouse_for
 from halter.app.opened import LEASE, App
@@ -11,10 +13,9 @@ from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, new_worker, session_stream
 from halter.core.playbook import Playbook
-from halter.core.ports import Lease, kept, said
+from halter.core.ports import kept, said
 from halter.core.text import from_body, listed
 from halter.dispatch.tending import taken, tended
-from halter.guard.gatehouse import Gatehouse
 from halter.journal.patient import PatientStore
 from halter.state import life
 from halter.work.playbooks import Ended, Task, Tell, read, walk, written
@@ -31,7 +32,10 @@ async def begin(app: App, agent: Assembled, playbook: Playbook, inputs: Mapping[
         raise ConfigError(f"{playbook.file} needs {listed(missing)}: give it as --input {missing[0]}=VALUE.")
     unknown = [name for name in playbook.tools if name not in agent.tools]
     if unknown:
-        raise ConfigError(f"{playbook.file} calls {listed(unknown)}, which {agent.policy.name} does not have.")
+        raise ConfigError(
+            f"{playbook.file} calls {listed(unknown)}, which {agent.policy.name} does not have; "
+            f"its tools are {listed(sorted(agent.tools)) or 'none'}."
+        )
     task = written(Task(playbook, inputs))
     if from_body(task) != gatehouse_for(app, agent.policy, agent.secrets).redacted(from_body(task)):
         raise ConfigError(
@@ -51,17 +55,25 @@ async def begin(app: App, agent: Assembled, playbook: Playbook, inputs: Mapping[
 
 async def go_on(app: App, agent: Assembled, session: SessionId, tell: Tell, waits: Waits = lambda _, __: None) -> Ended:
     """Take a playbook's session from where it stands to its end; `waits` hears when a person has to decide."""
+    task = await _task(app, agent, session)
     worker = new_worker("play", app.ids)
     async with tended(app.store, app.clock, worker):
         lease = await taken(app.store, app.clock, worker, session, PATIENCE)
         if lease is None:
             raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
-        return await _walk(app, agent, lease, gatehouse_for(app, agent.policy, agent.secrets), tell, waits)
+        store, gatehouse = PatientStore(app.store, app.clock), gatehouse_for(app, agent.policy, agent.secrets)
+        running = Running(store, app.clock, gatehouse, lease, agent.standing(session), agent.tools, waits)
+        return await walk(running, store, task, tell)
 
 
-async def _walk(app: App, agent: Assembled, lease: Lease, gatehouse: Gatehouse, tell: Tell, waits: Waits) -> Ended:
-    store = PatientStore(app.store, app.clock)
-    (first,) = await store.read(session_stream(lease.session), limit=1)
-    task = read(await said(store, first))
-    running = Running(store, app.clock, gatehouse, lease, agent.standing(lease.session), agent.tools, waits)
-    return await walk(running, store, task, tell)
+async def _task(app: App, agent: Assembled, session: SessionId) -> Task:
+    """Read what a session was given; only this agent's own playbooks can be gone on with here."""
+    found = await app.store.read(session_stream(session), limit=1)
+    if not found or not isinstance(found[0].event, SessionStarted):
+        raise ConfigError(f"There is no session {session}: look at halter sessions.")
+    if found[0].event.agent != agent.policy.name:
+        raise ConfigError(f"Session {session} is one of {found[0].event.agent}, and this is {agent.policy.name}.")
+    try:
+        return read(await said(app.store, found[0]))
+    except msgspec.DecodeError:
+        raise ConfigError(f"Session {session} does not walk through a playbook, or its words were erased.") from None

@@ -10,6 +10,7 @@ import typer
 from halter.app import App
 from halter.cli.answer import answer_json, say, warn
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, saying_errors, settings_for, with_app
+from halter.cli.named import session_meant
 from halter.core.errors import ConfigError
 from halter.core.events import State
 from halter.core.ids import SessionId, may_decide
@@ -51,7 +52,7 @@ def play(
         async with assembled(app, folder) as ready:
             for sentence in ready.left_out:
                 warn(sentence)
-            session = SessionId(resume) or await begin(app, ready, read_playbook(playbook), given)
+            session = await (_meant(app, resume) if resume else begin(app, ready, read_playbook(playbook), given))
             if not as_json:
                 say(f"Session {session}", at_once=True)
             try:
@@ -68,6 +69,13 @@ def play(
         say(f"Its receipt: halter receipt {session}")
     if ended.state != "COMPLETED":
         raise typer.Exit(NOT_FINE)
+
+
+async def _meant(app: App, beginning: str) -> SessionId:
+    row = await session_meant(app, beginning)
+    if row.ended_at is not None:
+        fail(f"Session {row.session} is over already: {row.state}, {row.terminal_reason}.", NOT_FINE)
+    return SessionId(row.session)
 
 
 def trust(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An agent's folder.")]) -> None:
