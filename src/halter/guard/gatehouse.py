@@ -144,9 +144,9 @@ class Gatehouse:
 
     def _act(self, standing: Standing, tool: Tool | None, arguments: Valid | None) -> Act | None:
         """Put together what it takes to run a call: of the secrets those that it refers to, and no others."""
-        if tool is None or arguments is None:
+        names = secret_names(arguments.canonical) if arguments else frozenset[str]()
+        if tool is None or arguments is None or not names <= standing.secrets:
             return None
-        names = secret_names(arguments.canonical) & standing.secrets
         return Act(tool, arguments, {name: self._secrets.value(name) for name in names}, standing.scopes())
 
 
