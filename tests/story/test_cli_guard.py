@@ -320,7 +320,7 @@ def test_cancel_ends_a_session_that_nobody_works_on(place: Place) -> None:
     again = place.halter("cancel", session)
     assert again.exit_code == 1
     assert f"Session {session} is over already: CANCELLED, cancelled." in again.stderr
-    assert place.go_on(session).exit_code == 3
+    assert place.go_on(session).exit_code == 1
 
 
 def test_cancel_settles_a_free_call_in_doubt_as_unknown(place: Place) -> None:
