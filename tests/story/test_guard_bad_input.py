@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 import pytest
 
+from halter.brain.running import Running
 from halter.config.agent import agent_of
 from halter.config.fleet import fleet_of
 from halter.config.load import load_bytes
@@ -49,7 +50,6 @@ from halter.tools.sandbox import Sandbox
 from halter.tools.shell import shell
 from halter.tools.tool import tool
 from halter.work.playbooks import Task, walk
-from halter.work.running import Running
 
 CLOCK = SystemClock()
 KEPT = "must stay as it is"

@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from halter.brain.running import Running
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import ModelRejected
 from halter.core.events import RuleMade
 from halter.core.ids import FLEET, WorkerId, session_stream
-from halter.core.messages import Prompt, Reply, user
+from halter.core.messages import Hear, Prompt, Reply, user
 from halter.core.ports import Draft, Lease, Write
 from halter.core.rows import RuleRow
 from halter.core.tools import Permit, Tool
@@ -28,7 +29,6 @@ from halter.guard.secrets import GivenSecrets
 from halter.models.prices import Prices
 from halter.testing.world import World
 from halter.tools.tool import tool
-from halter.work.running import Running
 
 SECRET = 'Zq7"\\x8kP2vL9mT4/wR6yB3nD5hF1jG0sA' * 3
 POLICY = policy_of()
@@ -125,7 +125,7 @@ class Excuse:
     def count(self, prompt: Prompt) -> int:
         return 10
 
-    async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
         permit.use()
         raise ModelRejected("BadRequest: " + "x" * 200 + " " + SECRET, billed=False)
 

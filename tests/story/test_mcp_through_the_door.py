@@ -15,6 +15,7 @@ import pytest
 from halter.app.agent import Assembled, assembled
 from halter.app.doors import gatehouse_for
 from halter.app.opened import App, open_app
+from halter.brain.running import Running
 from halter.config.trust import Trust, folder_digest
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import SessionStarted
@@ -30,7 +31,6 @@ from halter.journal.verify import verify
 from halter.settings import read_settings
 from halter.state import life
 from halter.tools.mcp import Terms, mcp_tools
-from halter.work.running import Running
 
 LIAR = Path(__file__).parent.parent / "unit" / "mcp_servers" / "liar.py"
 READ = {"readOnlyHint": True}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from halter.brain.running import Running
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet
 from halter.config.load import load_bytes
@@ -38,7 +39,6 @@ from halter.testing.world import World, crash_everywhere
 from halter.tools.arguments import CallKey
 from halter.tools.tool import tool
 from halter.work.playbooks import Ended, Task, walk, written
-from halter.work.running import Running
 
 
 def policy(more: str = "") -> Resolved:

@@ -17,7 +17,7 @@ from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import ModelError
 from halter.core.events import BodiesErased, RequestSettled, RequestStarted, SessionStarted
 from halter.core.ids import FLEET, WorkerId, session_stream
-from halter.core.messages import Message, Prompt, Reply, Text, ToolCall, ToolResult, user
+from halter.core.messages import Hear, Message, Prompt, Reply, Text, ToolCall, ToolResult, user
 from halter.core.money import Account, BudgetRow, dollars
 from halter.core.ports import Committed, Draft, Lease, Query, Stored, Write, said
 from halter.core.rows import HoldRow, SpendRow
@@ -394,7 +394,7 @@ async def test_a_halt_in_any_scope_cancels_a_request_in_flight_within_a_second(w
     stopped: list[int] = []
 
     class Stuck(Scripted):
-        async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+        async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
             permit.use()
             try:
                 await asyncio.Event().wait()
@@ -427,7 +427,7 @@ async def test_a_request_that_takes_too_long_is_stopped_and_settles_at_its_hold(
 class Interrupted(Scripted):
     """A wire that reports what was used until it was stopped."""
 
-    async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
         permit.use()
         try:
             await self._clock.sleep(HOUR)
@@ -449,7 +449,7 @@ class Punctual(Scripted):
 
     finished = False
 
-    async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
         reply = await super().ask(prompt, permit)
         self.finished = True
         return reply
@@ -474,7 +474,7 @@ def test_an_answer_that_was_given_just_as_its_time_was_up_is_never_thrown_away()
 class Stubborn(Interrupted):
     """A wire that answers with what it has when it is stopped."""
 
-    async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
         try:
             return await super().ask(prompt, permit)
         except ModelError as cut:

@@ -27,6 +27,7 @@ import msgspec
 from halter.app.agent import Assembled, unique
 from halter.app.doors import gatehouse_for
 from halter.app.opened import LEASE, App, open_app
+from halter.brain.running import Running
 from halter.config.agent import Agent, agent_of
 from halter.config.fleet import Fleet, fleet_of, read_fleet
 from halter.config.load import Document, Places
@@ -57,7 +58,6 @@ from halter.state.receipt import receipt as receipt_of
 from halter.tools.arguments import canonical_json
 from halter.tools.tool import FunctionTool, Options
 from halter.tools.tool import tool as made_tool
-from halter.work.running import Running
 
 PAGE: Final = 1000
 NEWEST: Final = 1_000_000

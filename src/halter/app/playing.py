@@ -8,6 +8,7 @@ import msgspec
 from halter.app.agent import Assembled
 from halter.app.doors import gatehouse_for
 from halter.app.opened import LEASE, App
+from halter.brain.running import Running, Waits
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
@@ -19,7 +20,6 @@ from halter.dispatch.tending import taken, tended
 from halter.journal.patient import PatientStore
 from halter.state import life
 from halter.work.playbooks import Ended, Task, Tell, read, walk, written
-from halter.work.running import Running, Waits
 
 PATIENCE: Final = LEASE + 5 * SECOND
 """How long a session is waited for whose owner may have died."""

@@ -3,7 +3,8 @@
 The system text is what stays the same from request to request; it comes first, so that a provider's cache can keep it.
 """
 
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -22,11 +23,15 @@ class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defau
 
 
 class ToolCall(msgspec.Struct, frozen=True, tag="call", tag_field="part", omit_defaults=True):
-    """A call that a model asks for; its arguments are JSON as the model wrote it, which may be anything."""
+    """A call that a model asks for; its arguments are JSON as the model wrote it, which may be anything.
+
+    Calls of one `group` are made together, and one group after the other.
+    """
 
     id: str
     tool: str
     arguments: str
+    group: int = 0
 
 
 class ToolResult(msgspec.Struct, frozen=True, tag="result", tag_field="part", omit_defaults=True):
@@ -44,8 +49,11 @@ Part = Text | ToolCall | ToolResult
 Role = Literal["user", "assistant"]
 
 
-class Message(msgspec.Struct, frozen=True):
-    """One side's say: a model's answer, or everything that it is told before the next one."""
+class Message(msgspec.Struct, frozen=True, dict=True):
+    """One side's say: a model's answer, or everything that it is told before the next one.
+
+    What is worked out from a message once, such as its size, may be kept in its `__dict__`, which is no part of it.
+    """
 
     role: Role
     parts: tuple[Part, ...]
@@ -57,12 +65,16 @@ def user(text: str, origin: Origin = "person", *, trusted: bool = True, reason: 
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one request sends."""
+    """Everything that one request sends.
+
+    `facts` are what the agent knows right now, as values by name: for a model that works by rules and reads no prose.
+    """
 
     system: str = ""
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     max_output_tokens: int = 4096
+    facts: Mapping[str, Any] = {}
 
 
 Stop = Literal["end", "calls", "max_tokens", "refused"]
@@ -87,6 +99,22 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
         return tuple(part for part in self.parts if isinstance(part, ToolCall))
 
 
+class StreamChunk(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A piece of an answer as it comes. Each attempt of a request ends with exactly one that is `finished`.
+
+    `discard` says that what came before belongs to an attempt that failed: whoever showed it takes it back.
+    """
+
+    request: str
+    text: str = ""
+    discard: bool = False
+    finished: bool = False
+
+
+Hear = Callable[[str], None]
+"""Somebody who wants to have an answer's words as they come."""
+
+
 class Model(Protocol):
     """Somebody who answers. Only the guard has the permit that asking takes."""
 
@@ -104,6 +132,10 @@ class Model(Protocol):
         """Bound from above how many input tokens a prompt has."""
         ...
 
-    async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
-        """Answer. Raises ModelError or TimeoutError; cancelling it lets go of the connection."""
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+        """Answer, as a stream if there is somebody to hear it.
+
+        Raises ModelError or TimeoutError, also for an answer that was cut off on its way: that is never taken for a
+        whole one. Cancelling it lets go of the connection.
+        """
         ...

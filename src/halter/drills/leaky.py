@@ -19,7 +19,7 @@ from halter.app.opened import App, open_app
 from halter.app.playing import begin
 from halter.core.errors import ConfigError, ModelRejected
 from halter.core.ids import WorkerId
-from halter.core.messages import Message, Prompt, Reply, Text, ToolCall, ToolResult
+from halter.core.messages import Hear, Message, Prompt, Reply, Text, ToolCall, ToolResult
 from halter.core.playbook import Playbook, Step
 from halter.core.ports import BLOB_FROM
 from halter.core.tools import Failed, Permit, Tool
@@ -92,7 +92,7 @@ class Mouth:
         """Bound from above how many input tokens a prompt has."""
         return 100
 
-    async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
         """Write down what was sent, and say what is to be said."""
         permit.use()
         with self._sent.open("ab") as file:

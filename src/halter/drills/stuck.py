@@ -15,9 +15,10 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from halter.brain.running import Running
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import WorkerId
-from halter.core.messages import Prompt, Reply, user
+from halter.core.messages import Hear, Prompt, Reply, user
 from halter.core.ports import Query, Store
 from halter.core.spec import ToolRule
 from halter.core.tools import Permit, Tool
@@ -33,7 +34,6 @@ from halter.guard.request import Answered, Request
 from halter.journal.relay import Relay, T
 from halter.tools.shell import shell
 from halter.tools.tool import tool
-from halter.work.running import Running
 
 Kind = Literal["tool", "model", "isolated", "command", "thread", "busy", "asks", "waits"]
 """Stuck in a tool, a model, a process, a program with children, a thread; busy; waiting for a person, or for money."""
@@ -117,7 +117,7 @@ class StuckModel:
         """Bound from above how many input tokens a prompt has."""
         return 100
 
-    async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
         """Take the request, and never answer."""
         permit.use()
         await _hang(self._marks, self._session)

@@ -21,7 +21,7 @@ import msgspec
 from halter.core.clock import SECOND, Clock
 from halter.core.durations import parse_duration
 from halter.core.errors import ConfigError, ModelError, ModelRejected, ModelUnavailable
-from halter.core.messages import Prompt, Reply, Stop, Text, ToolCall, ToolResult
+from halter.core.messages import Hear, Prompt, Reply, Stop, Text, ToolCall, ToolResult
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
 from halter.models.counting import most_tokens
@@ -79,13 +79,15 @@ class Scripted:
         """Bound from above how many input tokens a prompt has."""
         return most_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
         """Say the next line that fits."""
         permit.use()
         self.asked.append(prompt)
         line = self._next(_last_said(prompt))
         if line.takes:
             await self._clock.sleep(line.takes)
+        if hear is not None and line.reply.text:
+            hear(line.reply.text)
         if line.fails is not None:
             raise line.fails.error(line.reply.usage)
         return line.reply

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from halter.brain.running import Running
 from halter.core.events import CallSettled, State
 from halter.core.playbook import MissingReference, Playbook, Results, Step, bound
 from halter.core.ports import Store, Stored, said
@@ -17,7 +18,6 @@ from halter.core.vocabulary import TerminalReason
 from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer
 from halter.guard.recovery import NOT_DONE
-from halter.work.running import Running
 
 
 class Task(msgspec.Struct, frozen=True):
