@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from halter.core.acts import Unheld
 from halter.core.clock import DAY, SECOND
 from halter.core.events import (
     FORMAT,
@@ -30,7 +31,6 @@ from halter.core.events import (
     RuleMade,
     SessionStarted,
     ToolPinned,
-    Unheld,
 )
 from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.limits import Caps, Spender, accounts

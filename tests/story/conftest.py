@@ -25,7 +25,6 @@ from halter.core.events import (
     RuleMade,
     SessionParked,
     SessionStarted,
-    State,
     ToolPinned,
 )
 from halter.core.ids import FLEET, WorkerId, inbox_stream, session_stream
@@ -34,6 +33,7 @@ from halter.core.ports import Committed, Draft, Lease, Write
 from halter.core.project import rows_of_hold
 from halter.core.row import RowKey
 from halter.core.rows import AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow
+from halter.core.vocabulary import State
 from halter.guard.purse import Intent, Truth, change_cap, holding, intent_id, settling
 from halter.journal.chain import START, link
 from halter.journal.checkpoints import Checkpointer

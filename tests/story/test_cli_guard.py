@@ -21,11 +21,12 @@ from halter.app.playing import begin, go_on
 from halter.cli import build
 from halter.config.playbook import read_playbook
 from halter.core.clock import HOUR
-from halter.core.events import CallStarted, DecisionAsked, SessionParked, State
+from halter.core.events import CallStarted, DecisionAsked, SessionParked
 from halter.core.ids import FLEET, SessionId, WorkerId
 from halter.core.limits import Caps, Spender, legs
 from halter.core.ports import Draft, Write
 from halter.core.rows import DecisionRow
+from halter.core.vocabulary import State
 from halter.guard.chokepoint import NeedsPerson
 from halter.guard.purse import Held
 from halter.settings import read_settings

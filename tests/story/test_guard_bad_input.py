@@ -26,13 +26,14 @@ from halter.config.fleet import fleet_of
 from halter.config.load import load_bytes
 from halter.config.resolve import resolve
 from halter.core.clock import SystemClock
-from halter.core.events import Outcome, SessionStarted
+from halter.core.events import SessionStarted
 from halter.core.ids import SortableIds, WorkerId
 from halter.core.playbook import Playbook, Step
 from halter.core.ports import Query
 from halter.core.rows import HoldRow
 from halter.core.spec import Phase
 from halter.core.tools import Failed, Tool
+from halter.core.vocabulary import Outcome
 from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer
 from halter.guard.gatehouse import Gatehouse

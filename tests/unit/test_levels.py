@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from halter.core.clock import DAY, HOUR
-from halter.core.events import RiskLevel
 from halter.core.limits import Caps
 from halter.core.spec import (
     MODES,
@@ -21,6 +20,7 @@ from halter.core.spec import (
     ToolsSpec,
 )
 from halter.core.tools import LEVELS, Level, ToolSpec
+from halter.core.vocabulary import RiskLevel
 from halter.guard import levels
 from halter.guard.judge import Rate
 from halter.guard.levels import audited, declared, rate_of, risk_assessed, rule_of, simulated

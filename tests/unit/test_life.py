@@ -6,7 +6,6 @@ from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import LeaseLost
 from halter.core.events import (
     CallStarted,
-    Cause,
     CostCapReached,
     OverrunIncurred,
     RequestStarted,
@@ -21,6 +20,7 @@ from halter.core.limits import Cap, Caps, Spender, carve, legs
 from halter.core.money import Account, BudgetRow, Overrun
 from halter.core.ports import Lease, Query
 from halter.core.rows import FREE, HoldRow, SessionRow, SpendRow
+from halter.core.vocabulary import Cause
 from halter.guard.purse import Held, Refused, Truth, change_cap
 from halter.state.life import end, message, park, post, start_child, wake
 from halter.testing.world import World

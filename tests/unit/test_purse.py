@@ -8,7 +8,7 @@ import pytest
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import LeaseLost, StoreUnavailable
-from halter.core.events import CallStarted, CostCapReached, OverrunIncurred, Purpose, RequestStarted
+from halter.core.events import CallStarted, CostCapReached, OverrunIncurred, RequestStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.limits import Cap, Caps, Spender, accounts, legs
 from halter.core.money import COLD_START, MOST, Account, BudgetRow, Charge, Forecast, Leg
@@ -16,6 +16,7 @@ from halter.core.ports import BLOB_FROM, Lease, Query, Write
 from halter.core.project import rows_of_hold
 from halter.core.rows import HoldRow, SpendRow
 from halter.core.usage import Usage
+from halter.core.vocabulary import Purpose
 from halter.core.windows import window_at, window_end
 from halter.guard.purse import (
     PATIENCE,

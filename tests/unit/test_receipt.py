@@ -12,7 +12,6 @@ from halter.core.events import (
     CostCapReached,
     DecisionAsked,
     DecisionMade,
-    Outcome,
     RequestRefused,
     RequestSettled,
     RequestStarted,
@@ -23,6 +22,7 @@ from halter.core.events import (
 from halter.core.ids import StreamId, inbox_stream, session_stream
 from halter.core.money import Charge
 from halter.core.ports import Stored
+from halter.core.vocabulary import Outcome
 from halter.state.receipt import Receipt, brake_of, receipt
 
 START = SessionStarted(session="s", agent="clerk", kind="task", started_by="ada", origin="agent", trusted=False)

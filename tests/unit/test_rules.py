@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.core.events import RuleScope
 from halter.core.tools import ToolSpec, Valid
+from halter.core.vocabulary import RuleScope
 from halter.guard.rules import Always, At, Matcher, Same, Under, Words, digest, matches
 
 SPEC = ToolSpec(name="run", description="Runs.", schema=b"{}")

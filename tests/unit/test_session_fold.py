@@ -14,7 +14,6 @@ from halter.core.events import (
     CallStarted,
     CapChanged,
     CostCapReached,
-    Outcome,
     OverrunIncurred,
     RequestSettled,
     RequestStarted,
@@ -22,13 +21,12 @@ from halter.core.events import (
     SessionParked,
     SessionStarted,
     SessionWoken,
-    State,
     Unknown,
 )
 from halter.core.ids import StreamId
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
-from halter.core.vocabulary import ENDS
+from halter.core.vocabulary import ENDS, Outcome, State
 from halter.state.session import InFlight, Session, UnknownEvent, fold, replay
 
 START = SessionStarted(

@@ -34,7 +34,7 @@ from halter.config.load import Document, Places
 from halter.config.resolve import against_tools, resolve
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ConfigError, HalterError, LeaseLost
-from halter.core.events import SessionStarted, State
+from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId, new_worker, session_stream
 from halter.core.messages import Model
 from halter.core.money import BudgetRow
@@ -42,7 +42,7 @@ from halter.core.ports import Lease, Query, Stored, kept
 from halter.core.rows import SessionRow, SpendRow
 from halter.core.text import to_body
 from halter.core.tools import Tool
-from halter.core.vocabulary import TerminalReason
+from halter.core.vocabulary import State, TerminalReason
 from halter.dispatch.tending import taken, tended
 from halter.guard.approvals import Open, needs_you
 from halter.guard.ask import Call

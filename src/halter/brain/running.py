@@ -4,26 +4,31 @@ Whatever it waits for is in the journal, so it can be taken up by another proces
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from halter.core.clock import SECOND, Clock
-from halter.core.events import CallStarted, Cause, CostCapReached, SessionParked, State
+from halter.core.events import CallStarted, CostCapReached, SessionParked
 from halter.core.ids import session_stream
+from halter.core.messages import Model
 from halter.core.money import BudgetRow, shown
 from halter.core.ports import Lease, Query, Store, Stored, said
 from halter.core.rows import DecisionRow, SessionRow
 from halter.core.tools import Tool
-from halter.core.vocabulary import TerminalReason
+from halter.core.vocabulary import Cause, State, TerminalReason
 from halter.core.windows import window_end
 from halter.guard.approvals import Question, ask
 from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer, NeedsPerson
 from halter.guard.flight import StillHeld
 from halter.guard.gatehouse import Gatehouse
+from halter.guard.request import Answered, FailedRequest, RefusedRequest, Request
 from halter.state import life
 from halter.state.session import InFlight, Session, replay
+
+T = TypeVar("T")
 
 LOOK: Final = 30 * SECOND
 """How often somebody who waits looks by itself. Whatever it waits for is written, and hints of that come at once;
@@ -32,6 +37,9 @@ but hints may be lost."""
 SOON: Final = SECOND // 4
 
 PAGE: Final = 1000
+
+TOGETHER: Final = 10
+"""How many calls of one step act at once."""
 
 Look = Callable[[], Awaitable[bool]]
 """Something that is looked for while resting."""
@@ -124,16 +132,49 @@ class Running:
 
     async def call(self, call: Call) -> Answer:
         """Take a call to the guard, and wait for whatever it has to wait for: a person, money, tomorrow."""
+        (answer,) = await self.calls([call])
+        return answer
+
+    async def calls(self, calls: Sequence[Call]) -> Sequence[Answer]:
+        """Take calls to the guard together, at most so many at once; what some have to wait for stops no other."""
+        answers: dict[str, Answer] = {}
+        slots = asyncio.Semaphore(TOGETHER)
+        waiting = list(calls)
+        while waiting:
+            tried = await _together([partial(self._attempt_in, slots, call) for call in waiting])
+            answers |= {answer.call: answer for answer in tried if isinstance(answer, Answer)}
+            waiting = await self._waited_for(list(zip(waiting, tried, strict=True)))
+        return [answers[call.id] for call in calls]
+
+    async def _attempt_in(self, slots: asyncio.Semaphore, call: Call) -> Answer | NeedsPerson | StillHeld:
+        async with slots:
+            return await self.attempt(call)
+
+    async def _waited_for(self, tried: Sequence[tuple[Call, Answer | NeedsPerson | StillHeld]]) -> list[Call]:
+        """Rest until one of the calls that were not let through may be: name those that are to be tried again."""
+        again = [call for call, answer in tried if not isinstance(answer, Answer)]
+        asked = [answer for _, answer in tried if isinstance(answer, NeedsPerson)]
+        capped = [(call, answer.cap) for call, answer in tried if isinstance(answer, Answer) and answer.cap is not None]
+        if capped and await self._more_money(capped[0][0].id, capped[0][0].tool, capped[0][1]):
+            return [*again, *(call for call, _ in capped)]
+        if asked:
+            await self._one_decided(asked)
+        elif again:
+            await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SOON)
+        return again
+
+    async def request(self, request: Request, model: Model, attempt: int) -> Answered | RefusedRequest | FailedRequest:
+        """Take a request to the guard, and wait for money where there will be some: others' holds, tomorrow's, more."""
         while True:
-            answer = await self.attempt(call)
+            answer = await self._gatehouse.request(self.lease, self.standing, request, model, attempt)
             match answer:
-                case NeedsPerson():
-                    await self._decided(answer, "WAITING_FOR_APPROVAL")
                 case StillHeld():
                     await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SOON)
-                case Answer(cap=CostCapReached() as cap) if await self._more_money(call, cap):
-                    pass
-                case Answer():
+                case RefusedRequest(cap=CostCapReached() as cap) if await self._more_money(
+                    answer.request, str(model.name), cap
+                ):
+                    attempt += 1
+                case Answered() | RefusedRequest() | FailedRequest():
                     return answer
 
     async def end(self, state: State, reason: TerminalReason) -> bool:
@@ -154,7 +195,7 @@ class Running:
             return ("BUDGET_EXCEEDED", "overrun")
         return None
 
-    async def _more_money(self, call: Call, cap: CostCapReached) -> bool:
+    async def _more_money(self, refused: str, name: str, cap: CostCapReached) -> bool:
         """Wait for a window to roll, or for a person to raise the cap; tell whether there may be money now."""
         end = window_end(cap.window)
         if end is not None:
@@ -162,7 +203,7 @@ class Running:
             return True
         if self.standing.policy.on_cap != "ask":
             return False
-        asked = await self._ask_for_more(call, cap)
+        asked = await self._ask_for_more(refused, name, cap)
         row = await self._decided(asked, "WAITING_FOR_BUDGET", lambda: self._is_raised(cap))
         return row.verdict == "approve" or await self._is_raised(cap)
 
@@ -171,24 +212,36 @@ class Running:
         rows = await self._store.ask(Query("budget", BudgetRow, params))
         return any(row.cap_by and (row.cap is None or row.cap > cap.cap) for row in rows)
 
-    async def _ask_for_more(self, call: Call, cap: CostCapReached) -> NeedsPerson:
-        """Put a cap before a person, once for each cap that a call comes to."""
-        decision = f"{call.id}/cap/{cap.cap}"
+    async def _ask_for_more(self, refused: str, name: str, cap: CostCapReached) -> NeedsPerson:
+        """Put a cap before a person, once for each cap that a call or a request comes to."""
+        decision = f"{refused}/cap/{cap.cap}"
         shown_to = (
-            f"{call.tool} may cost {shown(cap.amount)}; {shown(cap.spent)} of {shown(cap.cap)} is spent in {cap.scope}."
+            f"{name} may cost {shown(cap.amount)}; {shown(cap.spent)} of {shown(cap.cap)} is spent in {cap.scope}."
             " Raise the cap to let it go on."
         )
         question = Question(
             decision=decision,
             about="cap_raise",
             subject=cap.scope,
-            name=call.tool,
+            name=name,
             digest=f"{cap.scope}={cap.cap}",
             expires_in=self.standing.policy.approval_expiry,
             shown=shown_to,
         )
         await self._store.commit(ask(question, self.lease))
-        return NeedsPerson(call.id, decision)
+        return NeedsPerson(refused, decision)
+
+    async def _one_decided(self, asked: Sequence[NeedsPerson]) -> None:
+        """Rest until one of several questions is answered, or is too late to be."""
+        first, *others = asked
+
+        async def another() -> bool:
+            rows = [await self._gatehouse.decision(each.decision) for each in others]
+            return any(row is not None and (row.verdict or self._clock.now() >= row.expires_at) for row in rows)
+
+        for each in asked:
+            self._tell(each, "WAITING_FOR_APPROVAL")
+        await self._decided(first, "WAITING_FOR_APPROVAL", another if others else None)
 
     async def _decided(self, asked: NeedsPerson, state: State, or_when: Look | None = None) -> DecisionRow:
         """Rest until a person has decided, until it is too late for that, or until a halt comes first."""
@@ -200,10 +253,13 @@ class Running:
                 return row
             if await self._gatehouse.halted(self.standing) is not None:
                 return row
-            if asked.decision not in self._told:
-                self._told.add(asked.decision)
-                self._waits(asked, state)
+            self._tell(asked, state)
             await self._rest(state, row.expires_at, or_when)
+
+    def _tell(self, asked: NeedsPerson, state: State) -> None:
+        if asked.decision not in self._told:
+            self._told.add(asked.decision)
+            self._waits(asked, state)
 
     async def _rest(self, state: State, wake_at: int, or_when: Look | None = None) -> None:
         """Rest until something arrives, the time has come, or a halt or something else that is looked for is there."""
@@ -250,6 +306,18 @@ class Running:
             if isinstance(stored.event, CallStarted) and stored.event.call == call:
                 return await said(self._store, stored)
         return b""
+
+
+async def _together(acts: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> Sequence[T]:
+    """Do several things at once; if one fails, the others are stopped, and it is its failure that is told."""
+    if len(acts) == 1:
+        return [await acts[0]()]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(act()) for act in acts]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 REFUSALS: Final = frozenset(

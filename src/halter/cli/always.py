@@ -8,8 +8,8 @@ import msgspec
 
 from halter.cli.command import NOT_FINE, WRONG_USE, fail
 from halter.cli.waiting import Waiting
-from halter.core.events import RuleScope
 from halter.core.tools import ToolSpec, Valid
+from halter.core.vocabulary import RuleScope
 from halter.guard.approvals import Rule
 from halter.guard.gatehouse import REDACTED
 from halter.guard.rules import Always, At, Matcher, Same, Under, Words, matches

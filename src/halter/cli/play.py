@@ -12,11 +12,11 @@ from halter.cli.answer import answer_json, say, warn
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, saying_errors, settings_for, with_app
 from halter.cli.named import session_meant
 from halter.core.errors import ConfigError
-from halter.core.events import State
 from halter.core.ids import SessionId, may_decide
 from halter.core.money import shown
 from halter.core.playbook import Step
 from halter.core.text import clean, shorten
+from halter.core.vocabulary import State
 from halter.guard.chokepoint import Answer, NeedsPerson
 from halter.work.playbooks import Ended
 

@@ -8,11 +8,13 @@ from halter.core.events import (
     CallSettled,
     CallStarted,
     CapChanged,
+    ContextCut,
     CostCapReached,
     DecisionAsked,
     DecisionMade,
     HaltLifted,
     HaltRequested,
+    MessageAdded,
     OverrunIncurred,
     RequestRefused,
     RequestSettled,
@@ -21,9 +23,12 @@ from halter.core.events import (
     RuleMade,
     SessionEnded,
     SessionParked,
+    SessionResumed,
     SessionStarted,
     SessionWoken,
     ToolPinned,
+    TurnEnded,
+    TurnStarted,
     Unknown,
     WakePosted,
 )
@@ -42,6 +47,8 @@ def _told(event: AnyEvent | Unknown) -> str:
     match event:
         case SessionStarted() | SessionWoken() | SessionParked() | SessionEnded() | WakePosted():
             return _of_a_life(event)
+        case SessionResumed() | TurnStarted() | MessageAdded() | ContextCut() | TurnEnded():
+            return _of_a_turn(event)
         case CallStarted() | CallSettled() | CallRefused() | RequestStarted() | RequestSettled() | RequestRefused():
             return _of_work(event)
         case HaltRequested() | HaltLifted() | DecisionAsked() | DecisionMade() | RuleMade() | RuleEnded():
@@ -68,6 +75,20 @@ def _of_a_life(event: SessionStarted | SessionWoken | SessionParked | SessionEnd
             return f"{event.state}, {event.terminal_reason}"
         case WakePosted():
             return f"{event.cause} {event.name} from {event.sender} ({event.origin})"
+
+
+def _of_a_turn(event: SessionResumed | TurnStarted | MessageAdded | ContextCut | TurnEnded) -> str:
+    match event:
+        case SessionResumed():
+            return f"by {event.by}"
+        case TurnStarted():
+            return f"turn {event.turn}"
+        case MessageAdded():
+            return f"to the model, because of {event.reason}"
+        case ContextCut():
+            return f"messages before {event.through} are left out ({event.strategy})"
+        case TurnEnded():
+            return f"turn {event.turn}: {event.why} {event.sentence}"
 
 
 def _of_work(

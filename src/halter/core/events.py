@@ -8,36 +8,39 @@ version with an upcaster. An unknown kind can be shown and verified, never folde
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Final, Literal, Self, get_args
+from typing import ClassVar, Final, Literal, get_args
 
 import msgspec
 
-from halter.core.money import CapReached, Charge, Leg, Overrun, Unit
-from halter.core.tools import Effect, Level
-from halter.core.usage import Usage
+from halter.core.acts import (
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    CostCapReached,
+    OverrunIncurred,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
+)
+from halter.core.event import Event
+from halter.core.money import Charge, Leg, Unit
+from halter.core.tools import Level
 from halter.core.vocabulary import (
-    Audit,
     Cause,
     DecisionKind,
+    MessageReason,
     Origin,
-    Outcome,
-    Purpose,
     RiskLevel,
     RuleScope,
     SessionKind,
     State,
+    TurnEnd,
     Verdict,
+    YieldMode,
 )
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """What a program must understand to take a session. It rises when a new event changes the meaning of old ones."""
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that happened."""
-
-    KIND: ClassVar[str]
-    VERSION: ClassVar[int] = 1
 
 
 class SessionStarted(Event, frozen=True, kw_only=True):
@@ -97,6 +100,70 @@ class SessionEnded(Event, frozen=True, kw_only=True):
     charge: Charge | None = None
 
 
+class SessionResumed(Event, frozen=True, kw_only=True):
+    """A session that was over goes on, because a person said so; it will end once more, with a further receipt."""
+
+    KIND: ClassVar[str] = "session_resumed"
+
+    by: str
+    format: int = 3
+
+
+class TurnStarted(Event, frozen=True, kw_only=True):
+    """A session was given a turn, with its inbox read as far as `inbox_seen`.
+
+    Its body is what the model is told first, as the JSON of a message.
+    """
+
+    KIND: ClassVar[str] = "turn_started"
+
+    turn: int
+    inbox_seen: int = 0
+
+
+class MessageAdded(Event, frozen=True, kw_only=True):
+    """The runtime told the model something in the middle of a turn, for a reason; its body is the text."""
+
+    KIND: ClassVar[str] = "message_added"
+
+    turn: int
+    reason: MessageReason
+
+
+class ContextCut(Event, frozen=True, kw_only=True):
+    """The history outgrew the window: of the messages before `through` only the `pinned` ones are still shown.
+
+    Its body is what stands in place of the others.
+    """
+
+    KIND: ClassVar[str] = "context_cut"
+
+    turn: int
+    through: int
+    pinned: tuple[int, ...]
+    strategy: str
+
+
+class Yielded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a model wants to go on after its turn: at once, after a sleep in microseconds, or not at all."""
+
+    mode: YieldMode
+    sleep: int = 0
+    wake_early_if: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class TurnEnded(Event, frozen=True, kw_only=True):
+    """A turn is over; `sentence` says to a person what stopped it, where that was not the model itself."""
+
+    KIND: ClassVar[str] = "turn_ended"
+
+    turn: int
+    why: TurnEnd
+    sentence: str = ""
+    yielded: Yielded | None = None
+
+
 class WakePosted(Event, frozen=True, kw_only=True):
     """Something arrived in a session's inbox; its body is what was said.
 
@@ -111,118 +178,6 @@ class WakePosted(Event, frozen=True, kw_only=True):
     trusted: bool = False
     wakes: bool = True
     name: str = ""
-
-
-class RequestStarted(Event, frozen=True, kw_only=True):
-    """A model is about to be asked: the intent, and the money held for it; its body is what is sent.
-
-    `max_output_tokens` is the most that it may write, which may be less than what was asked for.
-    """
-
-    KIND: ClassVar[str] = "request_started"
-
-    request: str
-    model: str
-    purpose: Purpose
-    legs: tuple[Leg, ...] = ()
-    max_output_tokens: int = 0
-    observed: tuple[Outcome, ...] = ()
-
-
-class Unheld(msgspec.Struct, frozen=True):
-    """A cost that was reported although nothing was held for it: what for, and where it counts."""
-
-    name: str
-    purpose: Purpose
-    accounts: tuple[Leg, ...]
-
-
-class RequestSettled(Event, frozen=True, kw_only=True):
-    """A model answered, or did not; its body is the answer.
-
-    `may_retry` and `retry_after` say what a failure leaves to whoever wants to ask again.
-    """
-
-    KIND: ClassVar[str] = "request_settled"
-
-    request: str
-    outcome: Outcome
-    usage: Usage | None = None
-    charge: Charge | None = None
-    unheld: Unheld | None = None
-    error: str = ""
-    may_retry: bool = False
-    retry_after: int | None = None
-
-
-class RequestRefused(Event, frozen=True, kw_only=True):
-    """A brake refused a request before any model was asked; its body is what would have been sent."""
-
-    KIND: ClassVar[str] = "request_refused"
-
-    request: str
-    model: str
-    purpose: Purpose
-    outcome: Outcome
-    sentence: str
-
-
-class CallStarted(Event, frozen=True, kw_only=True):
-    """A tool is about to act: the intent, and the money held for it; its body is the arguments.
-
-    `decision` names the approval that it used up. `rated` is the slice of time in which it counts
-    against the tool's rate, if it has one.
-    """
-
-    KIND: ClassVar[str] = "call_started"
-
-    call: str
-    tool: str
-    purpose: Purpose = "turn"
-    legs: tuple[Leg, ...] = ()
-    level: Level = "CONTROLLED"
-    effect: Effect = "write"
-    idempotent: bool = False
-    egress: bool = False
-    risk: RiskLevel | None = None
-    digest: str = ""
-    decision: str = ""
-    decided_by: str = ""
-    rated: int = 0
-    audit: Audit = ""
-    parallel_group: str = ""
-    phase: str = ""
-    observed: tuple[Outcome, ...] = ()
-
-
-class CallSettled(Event, frozen=True, kw_only=True):
-    """A tool's call came to its outcome; its body is the result."""
-
-    KIND: ClassVar[str] = "call_settled"
-
-    call: str
-    outcome: Outcome
-    charge: Charge | None = None
-    duration_ms: int = 0
-    error: str = ""
-    audited: bool = False
-    unheld: Unheld | None = None
-
-
-class CallRefused(Event, frozen=True, kw_only=True):
-    """A brake refused a call before it acted; its body is the arguments. No exception that anybody could swallow."""
-
-    KIND: ClassVar[str] = "call_refused"
-
-    call: str
-    tool: str
-    outcome: Outcome
-    sentence: str
-    level: Level = "CONTROLLED"
-    risk: RiskLevel | None = None
-    decision: str = ""
-    decided_by: str = ""
-    phase: str = ""
 
 
 class HaltRequested(Event, frozen=True, kw_only=True):
@@ -321,53 +276,6 @@ class ToolPinned(Event, frozen=True, kw_only=True):
     by: str
 
 
-class CostCapReached(Event, frozen=True, kw_only=True):
-    """A call or a request was refused because its bound exceeds what is unspent below a cap."""
-
-    KIND: ClassVar[str] = "cost_cap_reached"
-
-    refused: str
-    name: str
-    scope: str
-    window: str
-    unit: Unit
-    cap: int
-    spent: int
-    amount: int
-
-    @classmethod
-    def refusing(cls, refused: str, name: str, verdict: CapReached) -> Self:
-        """Record a verdict of the money rules."""
-        leg = verdict.leg
-        return cls(
-            refused=refused,
-            name=name,
-            scope=leg.scope,
-            window=leg.window,
-            unit=leg.unit,
-            cap=verdict.cap,
-            spent=verdict.budget.spent,
-            amount=leg.amount,
-        )
-
-
-class OverrunIncurred(Event, frozen=True, kw_only=True):
-    """An incident: something cost more than was held for it, and a cap was passed."""
-
-    KIND: ClassVar[str] = "overrun_incurred"
-
-    hold: str
-    scope: str
-    window: str
-    unit: Unit
-    amount: int
-
-    @classmethod
-    def by(cls, hold: str, over: Overrun) -> Self:
-        """Record one overrun of a charge."""
-        return cls(hold=hold, scope=over.scope, window=over.window, unit=over.unit, amount=over.amount)
-
-
 class CapChanged(Event, frozen=True, kw_only=True):
     """A person set the cap of a scope, for one window or for the scope's whole life."""
 
@@ -406,6 +314,11 @@ AnyEvent = (
     | SessionWoken
     | SessionParked
     | SessionEnded
+    | SessionResumed
+    | TurnStarted
+    | MessageAdded
+    | ContextCut
+    | TurnEnded
     | WakePosted
     | RequestStarted
     | RequestSettled

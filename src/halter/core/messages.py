@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from halter.core.events import Origin, Outcome
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName, Usage
+from halter.core.vocabulary import Origin, Outcome
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defaults=True):

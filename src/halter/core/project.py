@@ -16,13 +16,14 @@ from halter.core.events import (
     CallSettled,
     CallStarted,
     CapChanged,
+    ContextCut,
     CostCapReached,
     DecisionAsked,
     DecisionMade,
     HaltLifted,
     HaltRequested,
+    MessageAdded,
     OverrunIncurred,
-    Purpose,
     RequestRefused,
     RequestSettled,
     RequestStarted,
@@ -30,9 +31,12 @@ from halter.core.events import (
     RuleMade,
     SessionEnded,
     SessionParked,
+    SessionResumed,
     SessionStarted,
     SessionWoken,
     ToolPinned,
+    TurnEnded,
+    TurnStarted,
     WakePosted,
 )
 from halter.core.ids import StreamId, session_of
@@ -51,6 +55,7 @@ from halter.core.rows import (
     SpendRow,
 )
 from halter.core.usage import Usage
+from halter.core.vocabulary import Purpose
 
 
 class Known(Protocol):
@@ -106,12 +111,12 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
             yield from _call_refused(event, place, known)
         case SessionStarted():
             yield from _session_started(event, place, known)
-        case SessionWoken():
-            yield _session_woken(event, place, known)
-        case SessionParked():
-            yield _session_parked(event, place, known)
+        case SessionWoken() | SessionParked() | SessionResumed():
+            yield _session_moved(event, place, known)
         case SessionEnded():
             yield from _session_ended(event, place, known)
+        case TurnStarted():
+            yield _session(place, known, inbox_seen=event.inbox_seen)
         case WakePosted():
             yield _wake_posted(event, place, known)
         case CapChanged():
@@ -136,7 +141,7 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
             yield PinRow(event.agent, event.tool, event.digest, event.by, place.at)
         case BodiesErased():
             yield Erase(StreamId(event.stream), event.through)
-        case CostCapReached() | OverrunIncurred() | RequestRefused():
+        case CostCapReached() | OverrunIncurred() | RequestRefused() | MessageAdded() | ContextCut() | TurnEnded():
             pass
 
 
@@ -170,9 +175,24 @@ def _session_started(event: SessionStarted, place: Place, known: Known) -> Itera
         yield own.capped(leg.amount, place.at, CARVED)
 
 
+def _session_moved(event: SessionWoken | SessionParked | SessionResumed, place: Place, known: Known) -> SessionRow:
+    match event:
+        case SessionWoken():
+            return _session_woken(event, place, known)
+        case SessionParked():
+            return _session_parked(event, place, known)
+        case SessionResumed():
+            return _session_resumed(event, place, known)
+
+
 def _session_woken(event: SessionWoken, place: Place, known: Known) -> SessionRow:
     """Run, in the format of whoever woke it: an older program must not take it up again."""
     row = _session(place, known, state="RUNNING", wake_at=place.at, wake_on="", inbox_seen=event.inbox_seen)
+    return msgspec.structs.replace(row, format=max(row.format, event.format))
+
+
+def _session_resumed(event: SessionResumed, place: Place, known: Known) -> SessionRow:
+    row = _session(place, known, state="RUNNING", terminal_reason="", ended_at=None, wake_at=place.at)
     return msgspec.structs.replace(row, format=max(row.format, event.format))
 
 

@@ -7,9 +7,9 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from halter.core.events import Purpose, SessionKind, State
 from halter.core.money import BudgetRow, Leg
 from halter.core.row import Row, RowKey
+from halter.core.vocabulary import Purpose, SessionKind, State
 
 FREE: Final = ""
 """The owner of a session that nobody works on."""

@@ -64,4 +64,26 @@ TerminalReason = Literal[
 ]
 """Why a session ended."""
 
+TurnEnd = Literal[
+    "ended",
+    "asked",
+    "yielded",
+    "max_steps",
+    "timed_out",
+    "repetition",
+    "model_error",
+    "cost_cap_reached",
+    "overrun",
+    "external_halt",
+    "cancelled",
+]
+"""Why a turn ended: the model had finished, asked a person or yielded; or something stopped it."""
+
+MessageReason = Literal[
+    "max_tokens_recovery", "repetition", "near_budget", "wrap_up", "empty_answer", "output_expected", "cut_call"
+]
+"""Why the runtime tells a model something that no person is shown."""
+
+YieldMode = Literal["continue", "sleep", "shutdown"]
+
 Cause = Literal["timer", "signal", "message", "decision", "trigger", "child", "webhook"]

@@ -10,12 +10,13 @@ from typing import Final
 import msgspec
 
 from halter.core.clock import MINUTE, SECOND, Clock
-from halter.core.events import DecisionMade, RuleMade, RuleScope, Verdict
+from halter.core.events import DecisionMade, RuleMade
 from halter.core.ids import FLEET, inbox_stream
 from halter.core.ports import Draft, Lease, Store, Write
 from halter.core.rows import DecisionRow, RuleRow
 from halter.core.spec import Resolved
 from halter.core.tools import Tool
+from halter.core.vocabulary import RuleScope, Verdict
 from halter.drills.agents import PERSON, policy_of, standing_of
 from halter.drills.drill import Ground, connection
 from halter.drills.hand import Hand

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from halter.core.events import CallStarted, Cause, Purpose, RequestStarted, State, WakePosted
+from halter.core.events import CallStarted, RequestStarted, WakePosted
 from halter.core.ids import session_stream
 from halter.core.limits import Cap, Caps
 from halter.core.money import DOLLAR, Leg, dollars
 from halter.core.usage import Usage
+from halter.core.vocabulary import Cause, Purpose, State
 from halter.guard.purse import Intent, Truth
 
 AGENT: Final = "night-watch"

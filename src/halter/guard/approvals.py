@@ -10,23 +10,14 @@ from typing import Final
 
 import msgspec
 
-from halter.core.events import (
-    AnyEvent,
-    DecisionAsked,
-    DecisionMade,
-    RuleEnded,
-    RuleMade,
-    RuleScope,
-    ToolPinned,
-    Verdict,
-)
+from halter.core.events import AnyEvent, DecisionAsked, DecisionMade, RuleEnded, RuleMade, ToolPinned
 from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide, session_stream
 from halter.core.money import Account
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.row import RowKey
 from halter.core.rows import DecisionRow, PinRow, RuleRow
 from halter.core.text import to_body
-from halter.core.vocabulary import DecisionKind
+from halter.core.vocabulary import DecisionKind, RuleScope, Verdict
 from halter.guard.judge import edit_digest
 from halter.guard.purse import change_cap
 from halter.guard.rules import Matcher, written

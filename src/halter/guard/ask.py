@@ -5,12 +5,12 @@ from hashlib import sha256
 
 import msgspec
 
-from halter.core.events import Outcome, Purpose
 from halter.core.limits import Spender, accounts, legs
 from halter.core.rows import RuleRow
 from halter.core.spec import Phase, Resolved, Rule
 from halter.core.text import clean
 from halter.core.tools import Invalid, Tool, ToolSpec, Valid, secret_names
+from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.judge import Approval, Asked
 from halter.guard.levels import audited, needs_approval, rate_of, risk_assessed, rule_of
 from halter.guard.risk import Risk, assess
@@ -21,7 +21,8 @@ from halter.guard.secrets import sentence
 class Call(msgspec.Struct, frozen=True):
     """One tool invocation as it was asked for; its id is also its idempotency key and the id of its hold.
 
-    `edited` are the arguments that a person put in place of those that were asked for.
+    `edited` are the arguments that a person put in place of those that were asked for. `at_most` is how long it may
+    take, where that is less than its tool says.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Call(msgspec.Struct, frozen=True):
     purpose: Purpose = "turn"
     parallel_group: str = ""
     edited: bytes | None = None
+    at_most: int | None = None
 
 
 class Standing(msgspec.Struct, frozen=True):

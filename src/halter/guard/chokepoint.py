@@ -17,19 +17,12 @@ import msgspec
 
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ToolError
-from halter.core.events import (
-    CallRefused,
-    CallSettled,
-    CallStarted,
-    CostCapReached,
-    DecisionAsked,
-    Outcome,
-    OverrunIncurred,
-)
+from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapReached, DecisionAsked, OverrunIncurred
 from halter.core.ids import session_stream
 from halter.core.ports import Committed, Lease, Store, Write, kept, said
 from halter.core.text import from_body, to_body
 from halter.core.tools import Failed, Happened, Output, Permit, Tool, Unstoppable, Valid
+from halter.core.vocabulary import Outcome
 from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, unless_halted
 from halter.guard.halts import HaltWatch
 from halter.guard.judge import Approval, Asked, judge, rows_of
@@ -43,7 +36,8 @@ HIDDEN: Final = ("its arguments hold a secret, and with it the reasons are hidde
 class Answer(msgspec.Struct, frozen=True):
     """What became of a call: an outcome of the closed set, and what the model is told.
 
-    `cap` is the one that it came to; after an `overrun` the session has to stop. `simulation` is what was predicted.
+    `cap` is the one that it came to; after an `overrun` the session has to stop. `simulation` is what was predicted,
+    `partial` what a failed call had put out until then.
     """
 
     call: str
@@ -54,6 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
     cap: CostCapReached | None = None
     overrun: bool = False
     simulation: str = ""
+    partial: str = ""
 
 
 class NeedsPerson(msgspec.Struct, frozen=True):
@@ -64,12 +59,22 @@ class NeedsPerson(msgspec.Struct, frozen=True):
 
 
 class Act(msgspec.Struct, frozen=True):
-    """A tool with all that it takes to run it, and the scopes in which a halt stops it."""
+    """A tool with all that it takes to run it, and the scopes in which a halt stops it.
+
+    `at_most` is how long it may take, where that is less than the tool says.
+    """
 
     tool: Tool
     arguments: Valid
     secrets: Mapping[str, str]
     scopes: tuple[str, ...]
+    at_most: int | None = None
+
+    @property
+    def timeout(self) -> int:
+        """How long it may take."""
+        own = self.tool.spec.timeout
+        return own if self.at_most is None else min(own, self.at_most)
 
 
 class Door:
@@ -120,7 +125,7 @@ class Door:
 
     async def happened(self, flight: InFlight, act: Act) -> Happened:
         """Ask a tool's own check what became of a call; a check that fails or tarries knows nothing."""
-        timeout = act.tool.spec.timeout
+        timeout = act.timeout
         permit = Permit(flight.id, self._clock.now() + timeout, act.secrets)
         try:
             async with asyncio.timeout(timeout / SECOND):
@@ -157,7 +162,7 @@ class Door:
             await acting.wait()
             stored = await outcome_of(self._store, session_stream(lease.session), flight)
         if stored is not None and isinstance(stored.event, CallSettled):
-            return _told(stored.event, await said(self._store, stored))
+            return told(stored.event, await said(self._store, stored))
         if committed.events[0].generation != lease.generation:
             return Answer(flight.id, "unknown", "An earlier owner of this session began it; nobody knows how it went.")
         return None
@@ -173,7 +178,7 @@ class Door:
 
     async def _run(self, lease: Lease, flight: InFlight, act: Act) -> Answer:
         """Run the tool and settle what it came to: also when it was halted, timed out or cancelled."""
-        began, timeout = self._clock.now(), act.tool.spec.timeout
+        began, timeout = self._clock.now(), act.timeout
         permit = Permit(flight.id, began + timeout, act.secrets)
         acting = asyncio.ensure_future(act.tool.run(act.arguments, permit))
         try:
@@ -202,9 +207,16 @@ class Door:
         took = (self._clock.now() - began) // MILLISECOND
         truth = msgspec.structs.replace(truth, duration_ms=took, audited=flight.audited)
         settled = await self._purse.settle(lease, flight, truth)
-        text = truth.error or from_body(truth.body or b"")
-        overrun = any(isinstance(stored.event, OverrunIncurred) for stored in settled.events)
-        return Answer(flight.id, truth.outcome, text, charged(flight, truth)[0], took, overrun=overrun)
+        said = from_body(truth.body or b"")
+        return Answer(
+            call=flight.id,
+            outcome=truth.outcome,
+            text=truth.error or said,
+            cost_usd=charged(flight, truth)[0],
+            duration_ms=took,
+            overrun=any(isinstance(stored.event, OverrunIncurred) for stored in settled.events),
+            partial=said if truth.error else "",
+        )
 
     async def _kept(self, asked: Asked) -> Asked:
         """Put large arguments away before the event that names them."""
@@ -235,9 +247,12 @@ def _what_is_known(acting: asyncio.Future[Output], stopped: Truth) -> Truth:
     return msgspec.structs.replace(stopped, outcome="unknown") if isinstance(lost, Unstoppable) else stopped
 
 
-def _told(settled: CallSettled, body: bytes) -> Answer:
-    cost = settled.charge.usd if settled.charge else 0
-    return Answer(settled.call, settled.outcome, settled.error or from_body(body), cost, settled.duration_ms)
+def told(settled: CallSettled, body: bytes) -> Answer:
+    """Tell once more what became of a call."""
+    cost, text = settled.charge.usd if settled.charge else 0, from_body(body)
+    partial = text if settled.error else ""
+    took = settled.duration_ms
+    return Answer(settled.call, settled.outcome, settled.error or text, cost, took, partial=partial)
 
 
 def admission(committed: Committed) -> InFlight | Answer | NeedsPerson | None:

@@ -4,28 +4,32 @@ A session comes with its lease and its standing. What it brings is looked at fro
 the tool and its price, rules by which a person said "always", arguments that a person put in place, a prediction.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from halter.core.clock import Clock
-from halter.core.ids import inbox_stream
+from halter.core.clock import SECOND, Clock
+from halter.core.events import CallRefused
+from halter.core.ids import inbox_stream, session_stream
 from halter.core.messages import Model
-from halter.core.ports import Lease, Query, Store, said
-from halter.core.rows import DecisionRow, HaltRow, RuleRow
-from halter.core.text import clean, to_body
+from halter.core.ports import BLOB_FROM, Draft, Lease, Query, Store, Write, said
+from halter.core.rows import AuditRow, DecisionRow, HaltRow, RuleRow
+from halter.core.text import clean, from_body, to_body
 from halter.core.tools import Tool, Valid, secret_names
 from halter.core.usage import PriceTable
+from halter.core.vocabulary import Outcome
 from halter.guard.ask import Call, Prepared, Standing, prepare
 from halter.guard.chokepoint import Act, Answer, Door, NeedsPerson
 from halter.guard.flight import Redact, StillHeld
 from halter.guard.halts import HaltWatch
-from halter.guard.purse import PATIENCE, Purse
+from halter.guard.purse import Purse
 from halter.guard.recovery import Doubt, Recovery
 from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request
 from halter.guard.secrets import Secrets
 from halter.guard.simulation import Simulated, Simulator
+from halter.guard.voice import StreamMask
 from halter.state.session import InFlight
 
 REDACTED: Final = "[redacted:"
@@ -44,16 +48,16 @@ class Gatehouse:
         secrets: Secrets,
         prices: PriceTable,
         simulates: Model | None = None,
-        patience: int = PATIENCE,
+        stream_mask: Callable[[], StreamMask] | None = None,
     ) -> None:
-        self.purse = Purse(store, clock, patience)
+        self.purse = Purse(store, clock)
         self._store = store
         self._clock = clock
         self._secrets = secrets
         self._redact = redact
-        halts = HaltWatch(store, clock)
-        self._door = Door(store, clock, self.purse, redact=redact, patience=patience, halts=halts)
-        self._models = ModelDoor(store, clock, self.purse, prices, redact=redact, patience=patience, halts=halts)
+        self._halts = halts = HaltWatch(store, clock)
+        self._door = Door(store, clock, self.purse, redact=redact, halts=halts)
+        self._models = ModelDoor(store, clock, self.purse, prices, redact=redact, stream_mask=stream_mask, halts=halts)
         self._simulator = Simulator(self._models, clock, simulates)
         self._recovery = Recovery(store, self.purse, self._door)
 
@@ -72,9 +76,34 @@ class Gatehouse:
         simulation = "" if attempt else await self._foreseen(lease, standing, prepared)
         if simulation:
             prepared = _shown_with(prepared, simulation)
-        act = self._act(standing, prepared.tool, prepared.arguments)
+        act = self._act(standing, prepared.tool, prepared.arguments, call.at_most)
         answer = await self._door.guarded_tool_call(lease, prepared.asked, act, attempt)
         return msgspec.structs.replace(answer, simulation=simulation) if isinstance(answer, Answer) else answer
+
+    async def refuse(self, lease: Lease, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
+        """Refuse calls that are not even looked at, all in one write."""
+        sentence = self._redact(sentence)
+        drafts = [
+            Draft(
+                CallRefused(
+                    call=call.id, tool=self._redact(clean(call.tool))[:200], outcome=outcome, sentence=sentence
+                ),
+                to_body(self._redact(from_body(call.arguments[:BLOB_FROM]))),
+            )
+            for call in calls
+        ]
+        stream, rows = session_stream(lease.session), [(AuditRow, (call.id,)) for call in calls]
+        await self._store.commit(Write(stream, f"{calls[0].id}/refused", lambda _: drafts, rows, lease))
+        return [Answer(call.id, outcome, sentence) for call in calls]
+
+    async def pause(self, standing: Standing, duration: int) -> bool:
+        """Let time pass, unless a halt comes first; tell whether one did."""
+        try:
+            async with asyncio.timeout(duration / SECOND):
+                await self._halts.heard(standing.scopes())
+        except TimeoutError:
+            return False
+        return True
 
     async def request(
         self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0
@@ -142,12 +171,15 @@ class Gatehouse:
         foreseen = await self._simulator.simulate(lease, standing, prepared)
         return foreseen.text if isinstance(foreseen, Simulated) else ""
 
-    def _act(self, standing: Standing, tool: Tool | None, arguments: Valid | None) -> Act | None:
+    def _act(
+        self, standing: Standing, tool: Tool | None, arguments: Valid | None, at_most: int | None = None
+    ) -> Act | None:
         """Put together what it takes to run a call: of the secrets those that it refers to, and no others."""
         names = secret_names(arguments.canonical) if arguments else frozenset[str]()
         if tool is None or arguments is None or not names <= standing.secrets:
             return None
-        return Act(tool, arguments, {name: self._secrets.value(name) for name in names}, standing.scopes())
+        secrets = {name: self._secrets.value(name) for name in names}
+        return Act(tool, arguments, secrets, standing.scopes(), at_most)
 
 
 def _shown_with(prepared: Prepared, simulation: str) -> Prepared:

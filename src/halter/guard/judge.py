@@ -12,17 +12,7 @@ from typing import Final
 import msgspec
 
 from halter.core.clock import HOUR
-from halter.core.events import (
-    AnyEvent,
-    Audit,
-    CallRefused,
-    CallStarted,
-    CostCapReached,
-    DecisionAsked,
-    Outcome,
-    Purpose,
-    RiskLevel,
-)
+from halter.core.events import AnyEvent, CallRefused, CallStarted, CostCapReached, DecisionAsked
 from halter.core.ids import Digest, may_decide
 from halter.core.limits import outdated, rolled
 from halter.core.money import CapReached, Leg, MustWait, Reserved, reserve, shown
@@ -31,6 +21,7 @@ from halter.core.project import budget_row, rows_of_hold
 from halter.core.row import RowKey
 from halter.core.rows import AuditRow, DecisionRow, HaltRow, RateRow, RuleRow
 from halter.core.tools import Effect, Level
+from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel
 
 SLICES: Final = 60
 """A sliding period is counted in so many slices, and one more for the oldest, which is only partly in it."""

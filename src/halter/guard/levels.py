@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 from halter.core.clock import HOUR
-from halter.core.events import Audit, RiskLevel
 from halter.core.spec import Mode, Resolved, Rule
 from halter.core.tools import LEVELS, Level, ToolSpec
+from halter.core.vocabulary import Audit, RiskLevel
 from halter.guard.judge import Rate
 
 

@@ -4,12 +4,18 @@ Each text is masked by itself: once it is inside JSON, the quotes and line ends 
 What no JSON can carry is replaced on the way, so that what is sent, kept and handed back is one and the same.
 """
 
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
 import msgspec
 
 from halter.core.messages import Message, Part, Prompt, Reply, Text, ToolCall, ToolResult
 from halter.core.text import clean
 from halter.core.tools import ToolSpec
 from halter.guard.flight import Redact
+
+_MASKED: Final = "masked"
+"""Where a message keeps what became of it under a redactor."""
 
 
 def masked(text: str, redact: Redact) -> str:
@@ -19,15 +25,44 @@ def masked(text: str, redact: Redact) -> str:
 
 def masked_prompt(prompt: Prompt, redact: Redact) -> Prompt:
     """Mask everything that a request sends."""
-    return Prompt(
+    return msgspec.structs.replace(
+        prompt,
         system=masked(prompt.system, redact),
-        messages=tuple(
-            Message(message.role, tuple(_masked_part(part, redact) for part in message.parts))
-            for message in prompt.messages
-        ),
+        messages=tuple(masked_message(message, redact) for message in prompt.messages),
         tools=tuple(_masked_tool(tool, redact) for tool in prompt.tools),
-        max_output_tokens=prompt.max_output_tokens,
+        facts=_masked_facts(prompt.facts, redact) if prompt.facts else prompt.facts,
     )
+
+
+def masked_message(message: Message, redact: Redact) -> Message:
+    """Mask a message, once: a history is sent again with every request, and only what is new has to be looked at."""
+    kept = vars(message).get(_MASKED)
+    if kept is not None and kept[0] == redact:
+        return kept[1]
+    made = Message(message.role, tuple(_masked_part(part, redact) for part in message.parts))
+    if made == message:
+        made = message
+    else:
+        vars(made)[_MASKED] = (redact, made)
+    vars(message)[_MASKED] = (redact, made)
+    return made
+
+
+def _masked_facts(facts: Mapping[str, Any], redact: Redact) -> Mapping[str, Any]:
+    """Mask all text in what is known; facts are small, and change from turn to turn."""
+    return {key: _masked_value(value, redact) for key, value in facts.items()}
+
+
+def _masked_value(value: Any, redact: Redact) -> Any:
+    match value:
+        case str():
+            return masked(value, redact)
+        case list():
+            return [_masked_value(each, redact) for each in cast("list[Any]", value)]
+        case dict():
+            return _masked_facts(cast("dict[str, Any]", value), redact)
+        case _:
+            return value
 
 
 def masked_reply(reply: Reply, redact: Redact) -> Reply:
@@ -51,7 +86,7 @@ def _masked_text(part: Text, redact: Redact) -> Text:
 
 
 def _call(part: ToolCall, redact: Redact) -> ToolCall:
-    return ToolCall(part.id, masked(part.tool, redact), masked(part.arguments, redact))
+    return msgspec.structs.replace(part, tool=masked(part.tool, redact), arguments=masked(part.arguments, redact))
 
 
 def _masked_tool(tool: ToolSpec, redact: Redact) -> ToolSpec:

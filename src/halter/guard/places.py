@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from halter.core.events import RiskLevel
 from halter.core.tools import Effect
+from halter.core.vocabulary import RiskLevel
 
 Finding = tuple[RiskLevel, str]
 

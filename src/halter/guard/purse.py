@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from halter.core.acts import Unheld
 from halter.core.clock import DAY, SECOND, Clock
 from halter.core.events import (
     AnyEvent,
@@ -18,12 +19,9 @@ from halter.core.events import (
     CallStarted,
     CapChanged,
     CostCapReached,
-    Outcome,
     OverrunIncurred,
-    Purpose,
     RequestSettled,
     RequestStarted,
-    Unheld,
 )
 from halter.core.ids import FLEET, Digest, StreamId, may_decide, session_of, session_stream
 from halter.core.limits import outdated, rolled
@@ -46,6 +44,7 @@ from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
 from halter.core.rows import AuditRow, HoldRow
 from halter.core.usage import Usage
+from halter.core.vocabulary import Outcome, Purpose
 from halter.state.session import InFlight, call_in_flight, request_in_flight
 
 Intent = CallStarted | RequestStarted
@@ -209,7 +208,7 @@ class Purse:
     def __init__(self, store: Store, clock: Clock, patience: int = PATIENCE) -> None:
         self._store = store
         self._clock = clock
-        self._patience = patience
+        self.patience = patience
         self._waiting: deque[asyncio.Event] = deque()
 
     async def hold(
@@ -220,7 +219,7 @@ class Purse:
         A repeated attempt answers as it did before; after a refusal, a raised cap is tried with the next attempt.
         """
         kept_body = await kept(self._store, body)
-        deadline = self._clock.now() + self._patience
+        deadline = self._clock.now() + self.patience
         look = SHORTEST_LOOK
         while True:
             intent = msgspec.structs.replace(intent, legs=rolled(intent.legs, self._clock.now()))

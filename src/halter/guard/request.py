@@ -10,27 +10,31 @@ whether another attempt makes sense.
 """
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable
-from halter.core.events import Outcome, Purpose, RequestRefused, RequestSettled, RequestStarted
+from halter.core.events import CostCapReached, RequestRefused, RequestSettled, RequestStarted
 from halter.core.ids import StreamId, session_stream
 from halter.core.limits import Spender, accounts
-from halter.core.messages import Model, Prompt, Reply
+from halter.core.messages import Hear, Model, Prompt, Reply
 from halter.core.money import believable
 from halter.core.ports import Committed, Lease, Store, Write, kept, said
+from halter.core.text import to_body
 from halter.core.tools import Permit
 from halter.core.usage import PriceTable, Rates, Unpriced, Usage
+from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.ask import Standing
 from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, unless_halted
 from halter.guard.halts import HaltWatch
 from halter.guard.mask import masked, masked_prompt, masked_reply
-from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth, charged
+from halter.guard.purse import LONGEST_LOOK, Purse, Truth, charged
+from halter.guard.voice import HeldBack, Listen, StreamMask, Voice
 from halter.guard.weigh import Asking, rows_of, weigh
 from halter.state.session import InFlight, request_in_flight
 
@@ -44,6 +48,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One model invocation as it is asked for.
 
     One that is `optional` can be done without: it does not wait for money, and no session ends because of its refusal.
+    `record` is what the journal keeps of it, where the rest of the prompt stands there already. `input_tokens` bounds
+    what is sent, where that is known better than by its length. `listen` is told the answer as it comes; one that
+    `discards` takes back what an earlier attempt said.
     """
 
     id: str
@@ -51,6 +58,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose = "turn"
     timeout: int = TIMEOUT
     optional: bool = False
+    record: str | None = None
+    input_tokens: int | None = None
+    listen: Listen | None = None
+    discards: bool = False
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -68,6 +79,7 @@ class RefusedRequest(msgspec.Struct, frozen=True):
     request: str
     outcome: Outcome
     sentence: str
+    cap: CostCapReached | None = None
 
 
 class FailedRequest(msgspec.Struct, frozen=True):
@@ -111,15 +123,16 @@ class ModelDoor:
         prices: PriceTable,
         *,
         redact: Redact,
-        patience: int = PATIENCE,
+        stream_mask: Callable[[], StreamMask] | None = None,
         halts: HaltWatch | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._purse = purse
         self._prices = prices
+        self._stream_mask = stream_mask or partial(HeldBack, redact)
         self._redact = redact
-        self._patience = patience
+        self._patience = purse.patience
         self._halts = halts or HaltWatch(store, clock)
 
     async def guarded_request(
@@ -134,13 +147,32 @@ class ModelDoor:
         flying = _Flying(lease, admitted, asking.rates, self._clock.now())
         sent = msgspec.structs.replace(prompt, max_output_tokens=admitted.max_output_tokens)
         permit = Permit(admitted.flight.id, flying.began + request.timeout, _NO_SECRETS)
-        acting = asyncio.ensure_future(model.ask(sent, permit))
-        return await self._answer(flying, acting, asking.scopes, request.timeout)
+        return await self._spoken(flying, request, lambda hear: model.ask(sent, permit, hear), asking.scopes)
+
+    async def _spoken(
+        self,
+        flying: _Flying,
+        request: Request,
+        ask: Callable[[Hear | None], Coroutine[Any, Any, Reply]],
+        scopes: tuple[str, ...],
+    ) -> Answered | FailedRequest:
+        """Wait for the answer, and let whoever listens have its words as they come; they are always told its end."""
+        if request.listen is None:
+            return await self._answer(flying, asyncio.ensure_future(ask(None)), scopes, request.timeout)
+        voice = Voice(flying.admitted.flight.id, request.listen, self._stream_mask(), discards=request.discards)
+        whole = False
+        try:
+            answer = await self._answer(flying, asyncio.ensure_future(ask(voice.hear)), scopes, request.timeout)
+            whole = isinstance(answer, Answered)
+            return answer
+        finally:
+            voice.finish(whole=whole)
 
     async def _asking(self, standing: Standing, request: Request, prompt: Prompt, model: Model, attempt: int) -> Asking:
         """Look at a request from all sides, and put away what it sends."""
         policy = standing.policy
-        body, blob = await kept(self._store, msgspec.json.encode(prompt))
+        record = msgspec.json.encode(prompt) if request.record is None else to_body(self._redact(request.record))
+        body, blob = await kept(self._store, record)
         return Asking(
             request=f"{request.id}/{attempt}",
             model=str(model.name),
@@ -149,7 +181,7 @@ class ModelDoor:
             caps=policy.caps,
             now=self._clock.now(),
             rates=self._prices.find(model.name, model.base_url),
-            input_tokens=model.count(prompt),
+            input_tokens=model.count(prompt) if request.input_tokens is None else request.input_tokens,
             max_output_tokens=prompt.max_output_tokens,
             min_output_tokens=policy.min_output_tokens,
             scopes=standing.scopes(),
@@ -297,12 +329,15 @@ def told(settled: RequestSettled, body: bytes, max_output_tokens: int) -> Answer
 
 def admission(committed: Committed) -> Admitted | RefusedRequest | None:
     """Read the decision off what was written; nothing written means that other holds must settle first."""
+    cap: CostCapReached | None = None
     for stored in committed.events:
         match stored.event:
             case RequestStarted() as started:
                 return Admitted(request_in_flight(started, stored), started.max_output_tokens)
+            case CostCapReached() as reached:
+                cap = reached
             case RequestRefused() as refused:
-                return RefusedRequest(refused.request, refused.outcome, refused.sentence)
+                return RefusedRequest(refused.request, refused.outcome, refused.sentence, cap)
             case _:
                 pass
     return None

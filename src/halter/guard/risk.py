@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from halter.core.events import RiskLevel
 from halter.core.tools import Effect, ToolSpec, Valid
+from halter.core.vocabulary import RiskLevel
 from halter.guard.commands import Unreadable, commands
 from halter.guard.places import Finding, host_risk, path_risk, url_risk
 from halter.guard.programs import command_risk

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halter.core.events import RuleScope
 from halter.core.rows import RuleRow
 from halter.core.tools import ToolSpec, Valid
+from halter.core.vocabulary import RuleScope
 from halter.guard.commands import plain
 from halter.guard.places import normal
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from halter.core.events import CostCapReached, Outcome, Purpose, RequestRefused, RequestStarted
+from halter.core.events import CostCapReached, RequestRefused, RequestStarted
 from halter.core.ids import Digest
 from halter.core.limits import Caps, Spender, legs, outdated
 from halter.core.money import BudgetRow, CapReached, Leg, MustWait, Reserved, Unit, reserve
@@ -18,6 +18,7 @@ from halter.core.project import budget_row, rows_of_hold
 from halter.core.row import RowKey
 from halter.core.rows import HaltRow
 from halter.core.usage import Rates, Unpriced
+from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.estimate import Estimate, TooDear, estimate
 from halter.guard.judge import cap_sentence, halted, uncapped
 

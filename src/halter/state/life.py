@@ -6,22 +6,22 @@ import msgspec
 
 from halter.core.events import (
     FORMAT,
-    Cause,
     CostCapReached,
-    Origin,
     OverrunIncurred,
     SessionEnded,
     SessionParked,
+    SessionResumed,
     SessionStarted,
     SessionWoken,
-    State,
     WakePosted,
 )
-from halter.core.ids import Digest, inbox_stream, session_stream
+from halter.core.ids import Digest, inbox_stream, may_decide, session_stream
 from halter.core.money import UNITS, Account, CapReached, Reserved, reserve, settle
 from halter.core.ports import Draft, Lease, Rows, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
 from halter.core.rows import HoldRow, SessionRow
+from halter.core.vocabulary import Cause, Origin, State
+from halter.state.transitions import demand
 
 ALWAYS_WAKE: frozenset[Cause] = frozenset(("message", "decision", "trigger", "child", "webhook", "timer"))
 """What wakes a session whatever it said it was waiting for; only signals must have been asked for by name."""
@@ -85,7 +85,27 @@ def message(session: str, key: str, text: bytes, sender: str, origin: Origin = "
 def wake(lease: Lease, key: str, cause: Cause | None, inbox_seen: int) -> Write:
     """Take a session up again; without a cause it is a takeover from an owner that went away."""
     event = SessionWoken(cause=cause or "takeover", inbox_seen=inbox_seen, format=FORMAT)
-    return Write(session_stream(lease.session), key, lambda _: [Draft(event)], lease=lease)
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        _demand(rows, lease.session, "RUNNING")
+        return [Draft(event)]
+
+    return Write(session_stream(lease.session), key, decide, lease=lease)
+
+
+def reopen(session: str, key: str, by: str) -> Write:
+    """Let a session that is over go on, with what it has already spent; one that was cancelled is over for good.
+
+    A sub-session stays over: what was carved out for it has gone back to its parent.
+    """
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(SessionRow, session)
+        if row is None or row.ended_at is None or row.state == "CANCELLED" or row.parent or not may_decide(by):
+            return []
+        return [Draft(SessionResumed(by=by, format=FORMAT))]
+
+    return Write(session_stream(session), key, decide)
 
 
 def park(lease: Lease, key: str, event: SessionParked) -> Write:
@@ -93,8 +113,10 @@ def park(lease: Lease, key: str, event: SessionParked) -> Write:
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(SessionRow, lease.session)
-        unseen = row is not None and row.inbox_wake > event.inbox_seen
-        return [] if unseen else [Draft(event)]
+        if row is not None and row.inbox_wake > event.inbox_seen:
+            return []
+        _demand(rows, lease.session, event.state)
+        return [Draft(event)]
 
     return Write(session_stream(lease.session), key, decide, lease=lease)
 
@@ -112,6 +134,7 @@ def end(lease: Lease, state: State, terminal_reason: str, carved_from: str = "")
         usd, tokens = (budget_row(rows, account) for account in own)
         if usd.held or tokens.held:
             return []
+        _demand(rows, lease.session, state)
         hold = rows.get(HoldRow, lease.session)
         carved = hold.taken() if hold is not None else ()
         charge = settle(carved, usd.spent, tokens.spent, lambda leg: budget_row(rows, leg)) if carved else None
@@ -124,3 +147,9 @@ def end(lease: Lease, state: State, terminal_reason: str, carved_from: str = "")
 
     reads = [(HoldRow, (lease.session,)), *map(budget_key, own + parents)]
     return Write(stream, f"{lease.session}/{lease.generation}/end", decide, reads, lease)
+
+
+def _demand(rows: Rows, session: str, after: State) -> None:
+    row = rows.get(SessionRow, session)
+    if row is not None:
+        demand(session, row.state, after)

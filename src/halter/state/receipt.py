@@ -14,29 +14,24 @@ from halter.core.events import (
     CallRefused,
     CallSettled,
     CallStarted,
-    Cause,
     CostCapReached,
     DecisionAsked,
     DecisionMade,
-    Origin,
-    Outcome,
     OverrunIncurred,
-    Purpose,
     RequestRefused,
     RequestSettled,
     RequestStarted,
     SessionEnded,
-    SessionKind,
     SessionParked,
     SessionStarted,
     SessionWoken,
-    State,
     Unknown,
     WakePosted,
 )
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
 from halter.core.usage import Usage
+from halter.core.vocabulary import Cause, Origin, Outcome, Purpose, SessionKind, State
 
 BrakeName = Literal["halt", "grants", "budget"]
 BRAKES: Final[tuple[BrakeName, ...]] = ("halt", "grants", "budget")

@@ -11,32 +11,34 @@ from halter.core.events import (
     CallSettled,
     CallStarted,
     CapChanged,
+    ContextCut,
     CostCapReached,
     DecisionAsked,
     DecisionMade,
     HaltLifted,
     HaltRequested,
+    MessageAdded,
     OverrunIncurred,
-    Purpose,
     RequestRefused,
     RequestSettled,
     RequestStarted,
     RuleEnded,
     RuleMade,
     SessionEnded,
-    SessionKind,
     SessionParked,
+    SessionResumed,
     SessionStarted,
     SessionWoken,
-    State,
     ToolPinned,
+    TurnEnded,
+    TurnStarted,
     Unknown,
     WakePosted,
 )
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
 from halter.core.tools import Effect
-from halter.core.vocabulary import ENDS
+from halter.core.vocabulary import ENDS, Purpose, SessionKind, State
 
 
 class InFlight(msgspec.Struct, frozen=True):
@@ -110,7 +112,8 @@ def fold(session: Session, stored: Stored) -> Session:
     event = stored.event
     match event:
         case CallStarted():
-            return _next(session, stored, in_flight={**session.in_flight, event.call: call_in_flight(event, stored)})
+            in_flight = {**session.in_flight, event.call: call_in_flight(event, stored)}
+            return _working(_next(session, stored, in_flight=in_flight))
         case RequestStarted():
             flight = request_in_flight(event, stored)
             return _next(session, stored, in_flight={**session.in_flight, event.request: flight})
@@ -131,6 +134,12 @@ def fold(session: Session, stored: Stored) -> Session:
             )
         case SessionWoken():
             return _next(session, stored, state="RUNNING", inbox_seen=event.inbox_seen, wake_at=None)
+        case SessionResumed():
+            return _next(session, stored, state="RUNNING", terminal_reason="", ended_at=None)
+        case TurnStarted():
+            return _next(session, stored, inbox_seen=max(session.inbox_seen, event.inbox_seen))
+        case MessageAdded() | ContextCut() | TurnEnded():
+            return _next(session, stored)
         case SessionParked():
             return _next(session, stored, state=event.state, inbox_seen=event.inbox_seen, wake_at=event.wake_at)
         case SessionEnded():
@@ -201,4 +210,12 @@ def _settled(session: Session, stored: Stored, flight: str, charge: Charge | Non
     spent = session.spent
     if charge is not None:
         spent = Charge(usd=spent.usd + charge.usd, tokens=spent.tokens + charge.tokens)
-    return _next(session, stored, in_flight=in_flight, spent=spent)
+    return _working(_next(session, stored, in_flight=in_flight, spent=spent))
+
+
+def _working(session: Session) -> Session:
+    """A session that runs waits for its tools while calls are in flight."""
+    if session.state not in ("RUNNING", "WAITING_FOR_TOOL"):
+        return session
+    calls = any(flight.is_call for flight in session.in_flight.values())
+    return msgspec.structs.replace(session, state="WAITING_FOR_TOOL" if calls else "RUNNING")

@@ -6,10 +6,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from os import PathLike
 from typing import Any, Final, Self, TypeVar
 
-from halter.core.events import SessionKind, SessionStarted
+from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, StreamId, WorkerId, session_stream
 from halter.core.ports import Stored
 from halter.core.text import to_body
+from halter.core.vocabulary import SessionKind
 from halter.guard.purse import Purse
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine

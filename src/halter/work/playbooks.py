@@ -10,11 +10,11 @@ from typing import Any, Final
 import msgspec
 
 from halter.brain.running import Running
-from halter.core.events import CallSettled, State
+from halter.core.events import CallSettled
 from halter.core.playbook import MissingReference, Playbook, Results, Step, bound
 from halter.core.ports import Store, Stored, said
 from halter.core.text import from_body
-from halter.core.vocabulary import TerminalReason
+from halter.core.vocabulary import State, TerminalReason
 from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer
 from halter.guard.recovery import NOT_DONE
