@@ -6,11 +6,11 @@ import pytest
 
 from halter.config.load import load_bytes
 from halter.core.clock import SECOND
+from halter.core.counting import most_tokens
 from halter.core.errors import ConfigError, ModelRejected, ModelUnavailable
 from halter.core.messages import Message, Prompt, Reply, Text, ToolCall, ToolResult, user
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import Usage
-from halter.models.counting import most_tokens
 from halter.models.scripted import Line, Scripted, say, scripted_from
 from halter.testing.fakes import ManualClock
 from halter.testing.world import World

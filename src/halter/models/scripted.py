@@ -19,12 +19,12 @@ from typing import Any, Final, cast
 import msgspec
 
 from halter.core.clock import SECOND, Clock
+from halter.core.counting import most_tokens
 from halter.core.durations import parse_duration
 from halter.core.errors import ConfigError, ModelError, ModelRejected, ModelUnavailable
 from halter.core.messages import Hear, Prompt, Reply, Stop, Text, ToolCall, ToolResult
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
-from halter.models.counting import most_tokens
 
 SCRIPTED: Final = ModelName("scripted", "script")
 

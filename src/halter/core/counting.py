@@ -20,10 +20,11 @@ TOOLS_PREAMBLE: Final = 512
 def most_tokens(prompt: Prompt) -> int:
     """Bound the input tokens of a prompt from above."""
     tools = TOOLS_PREAMBLE + sum(map(_tool, prompt.tools)) if prompt.tools else 0
-    return WRAPPING + _bytes(prompt.system) + sum(map(_message, prompt.messages)) + tools
+    return WRAPPING + _bytes(prompt.system) + sum(map(message_tokens, prompt.messages)) + tools
 
 
-def _message(message: Message) -> int:
+def message_tokens(message: Message) -> int:
+    """Bound the tokens of one message from above; those of several add up."""
     return WRAPPING + sum(map(_part, message.parts))
 
 

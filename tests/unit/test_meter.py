@@ -1,0 +1,88 @@
+"""Tokens are bounded from above, and reports bring the bound down without ever bringing it below the truth."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halter.brain.meter import Meter, Size, size
+from halter.core.counting import message_tokens, most_tokens
+from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult, user
+
+MODEL = "made:up"
+
+
+def test_the_sizes_of_messages_add_up_to_the_size_of_a_prompt() -> None:
+    messages = (
+        user("Hällo 😀"),
+        Message("assistant", (Text("ok"), ToolCall("c", "read", "{}"))),
+        Message("user", (ToolResult("c", "read", "ok", "\ud800"),)),
+    )
+    assert most_tokens(Prompt(messages=messages)) == most_tokens(Prompt(messages=())) + sum(map(size, messages))
+
+
+def test_a_message_is_counted_once() -> None:
+    message = user("Hello.")
+    assert size(message) == message_tokens(message)
+    vars(message)["size"] = 7
+    assert size(message) == 7
+    assert message == user("Hello.")
+
+
+def test_a_model_that_was_never_asked_gets_a_token_for_every_byte() -> None:
+    assert Meter().bound(MODEL, Size("p", 900, 100)) == 1000
+    assert Meter().estimate(MODEL, 1000) == 1000
+
+
+def test_a_prompt_that_goes_on_is_what_was_reported_and_the_bytes_that_are_new() -> None:
+    meter = Meter().learned(MODEL, Size("p", 900, 100), 250)
+    assert meter.bound(MODEL, Size("p", 940, 60)) == 250 + 40 + 60
+    assert meter.estimate(MODEL, 1000) == math.ceil(1000 * 0.25 * 1.15)
+    assert meter.bound("other:one", Size("p", 940, 60)) == 1000
+    assert meter.estimate("other:one", 1000) == 1000
+
+
+@pytest.mark.parametrize("other", [Size("q", 940, 60), Size("p", 899, 60)])
+def test_a_prompt_that_begins_otherwise_is_counted_anew(other: Size) -> None:
+    meter = Meter().learned(MODEL, Size("p", 900, 100), 250)
+    assert meter.bound(MODEL, other) == other.total
+
+
+@pytest.mark.parametrize("reported", [-1, 0, 61, 1001, 10**9])
+def test_a_report_that_cannot_be_true_is_not_believed(reported: int) -> None:
+    assert Meter().learned(MODEL, Size("p", 900, 100), reported) == Meter()
+    assert Meter().learned(MODEL, Size("p", 0), reported) == Meter()
+
+
+def test_the_densest_text_that_was_seen_counts_and_never_more_than_its_bytes() -> None:
+    meter = Meter().learned(MODEL, Size("p", 1000), 500).learned(MODEL, Size("p", 2000), 600)
+    assert meter.estimate(MODEL, 1000) == 575
+    assert meter.learned(MODEL, Size("p", 1000), 1000).estimate(MODEL, 1000) == 1000
+
+
+requests = st.lists(
+    st.tuples(
+        st.integers(0, 500),  # new bytes
+        st.integers(0, 200),  # bytes at the end, this time only
+        st.sampled_from([1.0, 0.7, 0.3, 0.07]),  # how dense the new text is
+        st.sampled_from([1.0, 0.3]),
+        st.booleans(),  # whether the history is cut before this request
+        st.booleans(),  # whether the provider reports
+    ),
+    max_size=20,
+)
+
+
+@given(requests)
+def test_the_bound_is_never_below_the_truth(drawn: list[tuple[int, int, float, float, bool, bool]]) -> None:
+    meter, stable, truth, cuts = Meter(), 100, 100, 0
+    for new, volatile, dense, end_dense, cut, reports in drawn:
+        if cut:
+            stable, truth, cuts = stable // 2, min(truth, stable // 2), cuts + 1
+        stable, truth = stable + new, truth + math.ceil(new * dense)
+        asked, true = Size(str(cuts), stable, volatile), truth + math.ceil(volatile * end_dense)
+        assert true <= meter.bound(MODEL, asked) <= asked.total
+        assert 0 <= meter.estimate(MODEL, asked.total) <= asked.total
+        if reports:
+            meter = meter.learned(MODEL, asked, true)

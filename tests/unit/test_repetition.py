@@ -1,0 +1,158 @@
+"""A turn that goes round in circles is noticed, and nothing else is."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halter.brain.repetition import LONGEST_PERIOD, Loop, fingerprint, stuck
+from halter.core.messages import ToolCall, ToolResult
+
+
+def call(arguments: str = "{}", tool: str = "read", name: str = "c") -> ToolCall:
+    return ToolCall(name, tool, arguments)
+
+
+def result(text: str = "same", name: str = "c", outcome: str = "ok") -> ToolResult:
+    return ToolResult(name, "read", outcome, text)  # pyright: ignore[reportArgumentType]
+
+
+def first_stuck(steps: str, most: int = 3) -> int | None:
+    """Tell after how many steps a turn is found to be stuck."""
+    return next((length for length in range(len(steps) + 1) if stuck(steps[:length], most)), None)
+
+
+@pytest.mark.parametrize(
+    ("steps", "most", "expected"),
+    [
+        ("AAA", 3, None),
+        ("AAAAA", 3, 4),
+        ("AA", 1, 2),
+        ("ABAB", 3, 4),
+        ("XYABAB", 3, 6),
+        ("ABABA", 4, 5),
+        ("ABCABC", 3, 6),
+        ("AABAAB", 3, 6),
+        ("ABCDEABCDE", 3, 10),
+        ("ABCDEFABCDEFABCDEF", 3, None),
+        ("AAABAAAC", 3, None),
+        ("ABACADAE", 3, None),
+        ("AAAAAAAAAA", 10, None),
+        ("AAAAAAAAAAA", 10, 11),
+        ("ABABABABABABAB", 0, None),
+        ("AAAAAAAA", 0, None),
+        ("", 3, None),
+    ],
+)
+def test_a_loop_is_found_with_the_step_that_completes_it(steps: str, most: int, expected: int | None) -> None:
+    assert first_stuck(steps, most) == expected
+
+
+def test_a_loop_is_told_in_a_sentence() -> None:
+    assert stuck("AAAA", 3) == Loop(1, 4)
+    assert stuck("XABAB", 3) == Loop(2, 4)
+    assert Loop(1, 4).sentence == "The last 4 steps made the same calls and got the same results."
+    assert "a circle of 2 steps" in Loop(2, 4).sentence
+
+
+def test_a_result_that_changes_is_polling_and_no_loop() -> None:
+    steps = [fingerprint([call()], [result(f"{percent} %")]) for percent in (10, 10, 10, 20, 20, 20, 30)]
+    assert stuck(steps, 3) is None
+
+
+def test_writes_with_a_long_common_prefix_are_not_the_same() -> None:
+    prefix = "x" * 100_000
+    steps = [fingerprint([call(f'{{"text":"{prefix}{number}"}}')], [result()]) for number in range(4)]
+    assert len(set(steps)) == 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (([call()], [result()]), ([call(tool="write")], [result()])),
+        (([call()], [result()]), ([call()], [result("other")])),
+        (([call()], [result()]), ([call()], [result(outcome="error")])),
+        (([call()], [result()]), ([call(), call(name="d")], [result(), result(name="d")])),
+        (([call()], [result()]), ([call()], [])),
+        (([call("{")], []), ([call("{ ")], [])),
+        (([call('"{"')], []), ([call("{")], [])),
+        (([call('{"a":100000000000000000001}')], []), ([call('{"a":100000000000000000002}')], [])),
+        (
+            ([call("1"), call("2", name="d")], [result("x"), result("y", "d")]),
+            ([call("1"), call("2", name="d")], [result("y"), result("x", "d")]),
+        ),
+    ],
+)
+def test_whatever_differs_counts(
+    one: tuple[list[ToolCall], list[ToolResult]], other: tuple[list[ToolCall], list[ToolResult]]
+) -> None:
+    assert fingerprint(*one) != fingerprint(*other)
+
+
+def test_ids_order_and_the_way_that_json_is_written_do_not_count() -> None:
+    one = fingerprint(
+        [call('{"a": 1, "b": [2]}', name="x"), call('{"c":3}', name="y")], [result("X", "x"), result("Y", "y")]
+    )
+    other = fingerprint(
+        [call('{"c": 3}', name="1"), call('{"b":[2],"a":1}', name="2")], [result("X", "2"), result("Y", "1")]
+    )
+    assert one == other
+    assert len(one) == 64
+
+
+calls_with_results = st.lists(st.tuples(st.text(max_size=5), st.text(max_size=20), st.text(max_size=5)), max_size=6)
+
+
+@given(calls_with_results, st.randoms(use_true_random=False))
+def test_any_step_has_one_fingerprint_however_it_is_ordered(
+    drawn: list[tuple[str, str, str]], chance: random.Random
+) -> None:
+    calls = [ToolCall(str(place), tool, arguments) for place, (tool, arguments, _) in enumerate(drawn)]
+    results = [ToolResult(str(place), tool, "ok", text) for place, (tool, _, text) in enumerate(drawn)]
+    expected = fingerprint(calls, results)
+    chance.shuffle(calls)
+    chance.shuffle(results)
+    assert fingerprint(calls, results) == expected
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "\x00", '"\ud800"', "\ud800", "1e999", "9" * 10_000, ""])
+def test_no_arguments_are_too_strange(arguments: str) -> None:
+    assert fingerprint([call(arguments)], []) == fingerprint([call(arguments, name="d")], [])
+
+
+def naively(steps: Sequence[str], most: int) -> bool:
+    """Say it from the rule alone: the newest steps are some cycle, written down often enough."""
+    for period in range(1, LONGEST_PERIOD + 1):
+        length = period + (most if period == 1 else max(period, most - 1))
+        tail = list(steps[-length:])
+        if len(tail) == length and tail == (tail[:period] * length)[:length]:
+            return True
+    return False
+
+
+@given(st.text("ABC", max_size=16), st.integers(1, 6))
+def test_loops_are_found_as_the_rule_says(steps: str, most: int) -> None:
+    assert (stuck(steps, most) is not None) == naively(steps, most)
+
+
+class Counted(Sequence[str]):
+    """Steps that count how often somebody looks at them."""
+
+    def __init__(self, steps: str) -> None:
+        self.steps = steps
+        self.looked = 0
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, place: int) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.looked += 1
+        return self.steps[place]
+
+
+def test_only_the_end_of_a_long_turn_is_looked_at() -> None:
+    steps = Counted("AB" * 50_000 + "ABCDEF" * 3)
+    assert stuck(steps, 3) is None
+    assert steps.looked <= 2 * LONGEST_PERIOD * LONGEST_PERIOD
