@@ -9,15 +9,17 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from halter.core.clock import SECOND, Clock
-from halter.core.events import CallStarted, CostCapReached, SessionParked
-from halter.core.ids import session_stream
+from halter.core.events import AnyEvent, CallStarted, CostCapReached, SessionParked
+from halter.core.ids import inbox_stream, session_stream
 from halter.core.messages import Model
-from halter.core.money import BudgetRow, shown
-from halter.core.ports import Lease, Query, Store, Stored, said
-from halter.core.rows import DecisionRow, SessionRow
+from halter.core.money import BudgetRow, Charge, shown
+from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said
+from halter.core.rows import DecisionRow, HaltRow, SessionRow
 from halter.core.tools import Tool
-from halter.core.vocabulary import Cause, State, TerminalReason
+from halter.core.vocabulary import Cause, Outcome, State, TerminalReason
 from halter.core.windows import window_end
 from halter.guard.approvals import Question, ask
 from halter.guard.ask import Call, Standing
@@ -91,6 +93,7 @@ class Running:
         self._seen = 0
         self._rests = 0
         self.state = Session()
+        self.spent = Charge()
 
     async def take_up(self) -> Sequence[Stored]:
         """Read what happened so far, and bring whatever a crash left in doubt to an outcome; return all events."""
@@ -98,10 +101,19 @@ class Running:
         self.state = replay(events)
         self._attempts, self._seen = dict(self.state.attempts), self.state.inbox_seen
         if self.lease.generation > 1:
-            await self._woken(None)
+            await self._woken(self._cause())
         for flight in self.state.in_flight.values():
             await self._clear(flight, await self._arguments(events, flight.id))
-        return await self.events() if self.state.in_flight else events
+        events = await self.events() if self.state.in_flight else events
+        self.spent = replay(events).spent if self.state.in_flight else self.state.spent
+        return events
+
+    def _cause(self) -> Cause | None:
+        """Tell why the session goes on: what it rested for, or because its owner went away."""
+        if self.state.state in ("RUNNING", "WAITING_FOR_TOOL"):
+            return None
+        due = self.state.wake_at is not None and self._clock.now() >= self.state.wake_at
+        return "timer" if due else "message"
 
     async def _clear(self, flight: InFlight, arguments: bytes) -> None:
         """Bring one thing in doubt to its outcome; what nobody can or will tell is charged at its maximum."""
@@ -143,6 +155,7 @@ class Running:
         while waiting:
             tried = await _together([partial(self._attempt_in, slots, call) for call in waiting])
             answers |= {answer.call: answer for answer in tried if isinstance(answer, Answer)}
+            self._spend(sum(answer.cost_usd for answer in tried if isinstance(answer, Answer)))
             waiting = await self._waited_for(list(zip(waiting, tried, strict=True)))
         return [answers[call.id] for call in calls]
 
@@ -163,10 +176,16 @@ class Running:
             await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SOON)
         return again
 
-    async def request(self, request: Request, model: Model, attempt: int) -> Answered | RefusedRequest | FailedRequest:
-        """Take a request to the guard, and wait for money where there will be some: others' holds, tomorrow's, more."""
+    async def request(
+        self, request: Request, model: Model, attempt: int = 0, *, last: bool = False
+    ) -> Answered | RefusedRequest | FailedRequest:
+        """Take a request to the guard, and wait for money where there will be some: others' holds, tomorrow's, more.
+
+        The last one of a session may use what was kept back for it.
+        """
+        standing = msgspec.structs.replace(self.standing, kept_usd=0, kept_tokens=0) if last else self.standing
         while True:
-            answer = await self._gatehouse.request(self.lease, self.standing, request, model, attempt)
+            answer = await self._gatehouse.request(self.lease, standing, request, model, attempt)
             match answer:
                 case StillHeld():
                     await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SOON)
@@ -174,8 +193,55 @@ class Running:
                     answer.request, str(model.name), cap
                 ):
                     attempt += 1
-                case Answered() | RefusedRequest() | FailedRequest():
+                case Answered() | FailedRequest():
+                    usage = answer.reply.usage if isinstance(answer, Answered) else None
+                    self._spend(answer.cost_usd, usage.uncached if usage else 0)
                     return answer
+                case RefusedRequest():
+                    return answer
+
+    def _spend(self, usd: int, tokens: int = 0) -> None:
+        self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)
+
+    async def pause(self, duration: int) -> None:
+        """Let a while pass, or less if a halt comes first."""
+        await self._gatehouse.pause(self.standing, duration)
+
+    async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
+        """Answer calls that are not made."""
+        return await self._gatehouse.refuse(self.lease, calls, outcome, sentence)
+
+    async def halted(self) -> HaltRow | None:
+        """Tell whether, and by whom, the session is halted."""
+        return await self._gatehouse.halted(self.standing)
+
+    def redacted(self, text: str) -> str:
+        """Take secrets out of a text."""
+        return self._gatehouse.redacted(text)
+
+    async def write(self, key: str, event: AnyEvent, body: bytes | None = None) -> None:
+        """Write down something that happened in the session."""
+        kept_body, blob = await kept(self._store, body)
+        stream = session_stream(self.lease.session)
+        await self._store.commit(Write(stream, key, lambda _: [Draft(event, kept_body, blob)], lease=self.lease))
+
+    async def inbox(self, after: int) -> Sequence[Stored]:
+        """Read what reached the session after a place in its inbox."""
+        found: list[Stored] = []
+        while page := await self._store.read(inbox_stream(self.lease.session), after + len(found), PAGE):
+            found += page
+        return found
+
+    async def said(self, stored: Stored) -> bytes:
+        """Read what an event says."""
+        return await said(self._store, stored)
+
+    async def park(self, state: State, inbox_seen: int, wake_at: int | None = None) -> bool:
+        """Let the session go, to rest; not where something has reached it that was not looked at."""
+        self._rests += 1
+        parked = SessionParked(state=state, inbox_seen=inbox_seen, wake_at=wake_at)
+        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
+        return bool((await self._store.commit(life.park(self.lease, key, parked))).events)
 
     async def end(self, state: State, reason: TerminalReason) -> bool:
         """End the session; one that still holds something in doubt is not ended."""

@@ -23,6 +23,17 @@ class Caps(msgspec.Struct, frozen=True):
     token_budget: int | None = None
     zone: str = "UTC"
 
+    def less(self, usd: int, tokens: int) -> "Caps":
+        """Keep something back of what a session may spend."""
+        session, budget = self.session.max_cost_usd, self.token_budget
+        if (not usd or session is None) and (not tokens or budget is None):
+            return self
+        return msgspec.structs.replace(
+            self,
+            session=self.session if session is None else Cap(max(0, session - usd), self.session.per),
+            token_budget=None if budget is None else max(0, budget - tokens),
+        )
+
     def bind(self) -> bool:
         """Tell whether any amount of money can reach a cap: then a model without a price must not be asked."""
         return any(cap.max_cost_usd is not None for cap in (self.session, *self.trigger, *self.agent, *self.fleet))

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import msgspec
 
-from halter.core.limits import Spender, accounts, legs
+from halter.core.limits import Caps, Spender, accounts, legs
 from halter.core.rows import RuleRow
 from halter.core.spec import Phase, Resolved, Rule
 from halter.core.text import clean
@@ -38,6 +38,7 @@ class Standing(msgspec.Struct, frozen=True):
     """Where a session stands: whose it is, which phase it is in, and the policy it runs under.
 
     `secrets` are those that the policy grants and that are there; `quarantined` the tools that wait for a person.
+    What is kept back of its caps, in micro-dollars and in tokens, is there for its last words.
     """
 
     session: str
@@ -48,6 +49,12 @@ class Standing(msgspec.Struct, frozen=True):
     trigger: str = ""
     quarantined: frozenset[str] = frozenset()
     secrets: frozenset[str] = frozenset()
+    kept_usd: int = 0
+    kept_tokens: int = 0
+
+    def caps(self) -> Caps:
+        """Tell what may be spent."""
+        return self.policy.caps.less(self.kept_usd, self.kept_tokens)
 
     def scopes(self) -> tuple[str, ...]:
         """List the scopes in which a halt stops this session."""
@@ -87,7 +94,7 @@ def prepare(
         risk=risk.level if risk else None,
         audit=audited(rule),
         rate=rate_of(rule),
-        legs=legs(policy.caps, spender, now, usd=usd),
+        legs=legs(standing.caps(), spender, now, usd=usd),
         accounts=accounts(policy.caps, spender, now),
     )
     if needs_approval(rule, policy.mode, asked.risk):

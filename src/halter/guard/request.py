@@ -19,7 +19,7 @@ import msgspec
 
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable
-from halter.core.events import CostCapReached, RequestRefused, RequestSettled, RequestStarted
+from halter.core.events import CostCapReached, OverrunIncurred, RequestRefused, RequestSettled, RequestStarted
 from halter.core.ids import StreamId, session_stream
 from halter.core.limits import Spender, accounts
 from halter.core.messages import Hear, Model, Prompt, Reply
@@ -71,6 +71,7 @@ class Answered(msgspec.Struct, frozen=True):
     reply: Reply
     cost_usd: int = 0
     max_output_tokens: int = 0
+    overrun: bool = False
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
@@ -178,7 +179,7 @@ class ModelDoor:
             model=str(model.name),
             purpose=request.purpose,
             spender=Spender(standing.session, standing.agent, standing.trigger),
-            caps=policy.caps,
+            caps=standing.caps(),
             now=self._clock.now(),
             rates=self._prices.find(model.name, model.base_url),
             input_tokens=model.count(prompt) if request.input_tokens is None else request.input_tokens,
@@ -246,8 +247,9 @@ class ModelDoor:
     async def _answered(self, flying: _Flying, reply: Reply) -> Answered:
         truth = _cost(flying, reply.usage, Truth("ok", body=msgspec.json.encode(reply)))
         flight = flying.admitted.flight
-        await self._purse.settle(flying.lease, flight, truth)
-        return Answered(flight.id, reply, charged(flight, truth)[0], flying.admitted.max_output_tokens)
+        settled = await self._purse.settle(flying.lease, flight, truth)
+        overrun = any(isinstance(stored.event, OverrunIncurred) for stored in settled.events)
+        return Answered(flight.id, reply, charged(flight, truth)[0], flying.admitted.max_output_tokens, overrun)
 
     async def _failed(self, flying: _Flying, truth: Truth) -> FailedRequest:
         flight = flying.admitted.flight

@@ -1,0 +1,248 @@
+"""The loop of a turn: think, act, think again, until something ends it.
+
+    match next_step(turn, rules, now):
+        case Think():   ask a model, through the guard
+        case Act():     make the calls that it asks for, through the guard
+        case Say():     tell it something: go on, you are going round in circles, the budget is nearly used up
+        case Finish():  write down how the turn ended
+
+The decisions are in `decide`, and pure. What happens is written down first, then taken in: so another process that
+reads the same events stands in the same place, and goes on from there.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+import msgspec
+
+from halter.brain import words
+from halter.brain.decide import Act, Finish, Refuse, Say, Shrink, Think, next_step
+from halter.brain.prompting import Facts, Made, Volatile, made, stable
+from halter.brain.recall import Recalled, Record, attempt_of
+from halter.brain.running import Running
+from halter.brain.transcript import call_id, result_of
+from halter.brain.turn import Failure, Turn
+from halter.brain.window import Thinking, Window
+from halter.core.clock import Clock
+from halter.core.events import MessageAdded, TurnEnded, TurnStarted
+from halter.core.messages import Message, Model, StreamChunk, Text, ToolCall, ToolResult
+from halter.core.ports import Stored
+from halter.core.text import to_body
+from halter.core.vocabulary import TurnEnd
+from halter.guard.ask import Call
+from halter.guard.chokepoint import Answer
+from halter.guard.mask import masked_message
+from halter.guard.request import TIMEOUT, Answered, FailedRequest, RefusedRequest, Request
+
+
+class Watching(msgspec.Struct, frozen=True):
+    """Whoever looks on: at an answer as it comes, at what the model said, at what became of its calls."""
+
+    listen: Callable[[StreamChunk], None] | None = None
+    said: Callable[[str, int], None] = lambda _, __: None
+    did: Callable[[ToolCall, Answer], None] = lambda _, __: None
+
+
+class Senses(msgspec.Struct, frozen=True):
+    """What a session knows right now: in words for a model, and as facts for one that works by rules."""
+
+    volatile: Volatile = str
+    facts: Facts = dict[str, Any]
+
+
+NO_SENSES: Final = Senses()
+NOBODY: Final = Watching()
+
+
+class Loop:
+    """The turns of one session."""
+
+    def __init__(
+        self,
+        running: Running,
+        clock: Clock,
+        thinking: Thinking,
+        chance: random.Random,
+        senses: Senses = NO_SENSES,
+        watching: Watching = NOBODY,
+    ) -> None:
+        self.rules = thinking.rules
+        self._running = running
+        self._clock = clock
+        self._thinking = thinking
+        self._mind = thinking.mind
+        self._chance = chance
+        self._senses = senses
+        self._watching = watching
+        self._session = running.lease.session
+        self._recalled = Recalled(self._session)
+        self._start = stable(thinking.mind, thinking.offered)
+        self._window = Window(self._recalled, running, clock, thinking, self._start.size)
+
+    @property
+    def turn(self) -> Turn:
+        """Where the turn stands."""
+        return self._recalled.turn
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """All that was said."""
+        return self._recalled.transcript.messages
+
+    async def recall(self, events: Sequence[Stored]) -> None:
+        """Take in everything that happened so far."""
+        await self._recalled.take_in(events, self._running.said)
+
+    async def open(self, message: Message, heard: int) -> None:
+        """Begin a turn with what the model is told first; the inbox has been read as far as `heard`."""
+        message = masked_message(message, self._running.redacted)
+        number = self.turn.number + 1
+        event = TurnStarted(turn=number, inbox_seen=heard)
+        await self._running.write(f"{self._session}/turn/{number}", event, msgspec.json.encode(message))
+        self._recalled.open(number, heard, message, self._clock.now())
+
+    async def go_on(self) -> Turn:
+        """Take the turn's steps until it is over."""
+        while not self.turn.over:
+            chance = self._chance.random()
+            near = self.near_budget()
+            match next_step(self.turn, self.rules, self._clock.now(), near_budget=near, chance=chance):
+                case Think(model, after):
+                    await self._think(model, after)
+                case Act(calls):
+                    await self._act(calls)
+                case Refuse(calls, outcome, sentence):
+                    asked = [self._call(call) for call in calls]
+                    self._acted(calls, await self._running.refuse(asked, outcome, sentence))
+                case Say(reason, text):
+                    await self._say(reason, text)
+                case Shrink():
+                    if not await self._window.shrink():
+                        self._recalled.turn = self.turn.hopeless()
+                case Finish(why, sentence):
+                    await self._finish(why, sentence)
+        return self.turn
+
+    def near_budget(self) -> bool:
+        """Tell whether what is left to spend has come down to the reserve."""
+        usd, tokens = self._left()
+        policy = self._running.standing.policy
+        cap = policy.caps.session.max_cost_usd
+        return (usd is not None and usd <= (cap or 0) * policy.reserve_cost_fraction) or (
+            tokens is not None and tokens <= policy.reserve_tokens
+        )
+
+    def _left(self) -> tuple[int | None, int | None]:
+        """Tell what is left to spend, of money and of tokens, where that is capped."""
+        caps, spent = self._running.standing.caps(), self._running.spent
+        cap, budget = caps.session.max_cost_usd, caps.token_budget
+        return (None if cap is None else cap - spent.usd), (None if budget is None else budget - spent.tokens)
+
+    async def _think(self, number: int, after: int) -> None:
+        """Ask a model, and take in what it says or why it does not."""
+        if after:
+            await self._running.pause(after)
+        model = self._thinking.models[number]
+        too_large = await self._window.make_room(model)
+        if too_large:
+            self._recalled.turn = self.turn.failed(self.turn.attempts, Failure(too_large), self._clock.now())
+            return
+        nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
+        prompt = self._prompt(nonce)
+        request = self._request(prompt, model, nonce)
+        answer = await self._running.request(request, model, self.turn.attempts, last=self.turn.wrapping)
+        self._heard(answer, prompt, model, nonce)
+
+    def _prompt(self, nonce: str) -> Made:
+        volatile = "\n\n".join(part for part in (self._senses.volatile(), words.left(*self._left())) if part)
+        found = made(self._start, self._recalled.transcript, self._mind, volatile, nonce, last_words=self.turn.wrapping)
+        facts = self._senses.facts()
+        if not facts:
+            return found
+        return Made(msgspec.structs.replace(found.prompt, facts=facts), found.size)
+
+    def _request(self, prompt: Made, model: Model, nonce: str) -> Request:
+        last = prompt.prompt.messages[-1].parts[-1] if prompt.prompt.messages else None
+        ending = last.text if isinstance(last, Text) and last.reason == "volatile" else ""
+        streams = self._mind.streaming if self._mind.streaming is not None else self.rules.kind == "chat"
+        return Request(
+            id=f"{self._session}.t{self.turn.number}_{self.turn.steps}",
+            prompt=prompt.prompt,
+            timeout=min(TIMEOUT, self._time_left()),
+            record=msgspec.json.encode(Record(ending, nonce)).decode(),
+            input_tokens=self._window.bound(model, prompt.size),
+            listen=self._watching.listen if streams else None,
+            discards=bool(self.turn.failures),
+        )
+
+    def _heard(self, answer: Answered | RefusedRequest | FailedRequest, prompt: Made, model: Model, nonce: str) -> None:
+        now, attempt = self._clock.now(), attempt_of(answer.request)
+        match answer:
+            case Answered(reply=reply):
+                if reply.usage is not None:
+                    self._window.learn(model, prompt.size, reply.usage.input_tokens)
+                self._recalled.thought(reply, nonce, now)
+                if answer.overrun:
+                    self._recalled.turn = msgspec.structs.replace(self.turn, overrun=True)
+                self._watching.said(reply.text, answer.cost_usd)
+            case RefusedRequest(outcome=outcome, sentence=sentence):
+                self._recalled.turn = self.turn.refused(attempt, outcome, sentence, now)
+            case FailedRequest(outcome="external_halt", error=error):
+                self._recalled.turn = self.turn.refused(attempt, "external_halt", error, now)
+            case FailedRequest(error=error, may_retry=may_retry, retry_after=retry_after):
+                failure = Failure(error, may_retry, retry_after)
+                self._recalled.turn = self.turn.failed(attempt, failure, now)
+
+    async def _act(self, calls: Sequence[ToolCall]) -> None:
+        """Make the calls that have no result yet: those of a group together, one group after the other."""
+        missing = [call for call in calls if call.id not in self._recalled.done]
+        for group, together in groupby(missing, key=lambda call: call.group):
+            members = list(together)
+            name = f"{self._session}.t{self.turn.number}_{self.turn.steps}_{group}" if len(members) > 1 else ""
+            asked = [msgspec.structs.replace(self._call(call), parallel_group=name) for call in members]
+            answers = await self._running.calls(asked)
+            self._keep(members, answers)
+        self._recalled.acted(self._clock.now())
+
+    def _acted(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
+        self._keep(calls, answers)
+        self._recalled.acted(self._clock.now())
+
+    def _keep(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
+        for call, answer in zip(calls, answers, strict=True):
+            self._recalled.done[call.id] = result(call, answer)
+            if answer.overrun:
+                self._recalled.turn = msgspec.structs.replace(self.turn, overrun=True)
+            self._watching.did(call, answer)
+
+    def _call(self, call: ToolCall) -> Call:
+        at_most = self._time_left() if self.rules.timeout else None
+        return Call(call_id(self._session, call), call.tool, to_body(call.arguments), at_most=at_most)
+
+    def _time_left(self) -> int:
+        if not self.rules.timeout:
+            return TIMEOUT
+        return max(1, self.rules.timeout - self.turn.time_worked(self._clock.now()))
+
+    async def _say(self, reason: Any, text: str) -> None:
+        event = MessageAdded(turn=self.turn.number, reason=reason)
+        key = f"{self._session}/message/{len(self.messages)}"
+        await self._running.write(key, event, to_body(text))
+        self._recalled.add(reason, text, self._clock.now())
+
+    async def _finish(self, why: TurnEnd, sentence: str) -> None:
+        """Write down how the turn ended. A halt goes before whatever else would have ended it."""
+        halt = None if why in ("ended", "asked", "yielded") else await self._running.halted()
+        if halt is not None:
+            why, sentence = ("cancelled" if halt.cancels else "external_halt"), sentence or f"{halt.scope} was halted."
+        chosen = self.turn.yielded if why == "yielded" else None
+        event = TurnEnded(turn=self.turn.number, why=why, sentence=sentence, yielded=chosen)
+        await self._running.write(f"{self._session}/turn/{self.turn.number}/ended", event)
+        self._recalled.turn = self.turn.ended(why, sentence, chosen, self._clock.now())
+
+
+def result(call: ToolCall, answer: Answer) -> ToolResult:
+    """Say what became of a call, as its model is told."""
+    return result_of(call, answer.outcome, answer.text, answer.partial, answer.simulation)

@@ -1,0 +1,138 @@
+"""Tools that every agent may have without anybody writing them: to ask a person, to read on, to answer, to yield.
+
+They only look or record, so they are free, and safe to repeat.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from halter.brain.transcript import SHOWN
+from halter.brain.turn import ASK_USER, YIELD
+from halter.core.events import CallSettled
+from halter.core.ids import session_stream
+from halter.core.ports import Store, said
+from halter.core.text import clean, from_body
+from halter.core.tools import Failed, Happened, Invalid, Output, Permit, ToolSpec, Valid, sealed
+from halter.core.vocabulary import YieldMode
+
+READ_OUTPUT: Final = "read_output"
+PAGE: Final = 1000
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Verb:
+    """A tool whose arguments are a struct. It fulfils the port `Tool`."""
+
+    def __init__(self, name: str, description: str, takes: type[T], act: Callable[[T], Awaitable[str]]) -> None:
+        schema = msgspec.json.schema(takes)
+        flat = {**schema["$defs"][takes.__name__], "$defs": schema["$defs"]} if "$ref" in schema else schema
+        self._takes: type[Any] = takes
+        self._act: Callable[[Any], Awaitable[str]] = act
+        self._spec = sealed(
+            ToolSpec(
+                name=name,
+                description=description,
+                schema=msgspec.json.encode(flat),
+                level="SAFE",
+                effect="read",
+                idempotent=True,
+            )
+        )
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What is known of it."""
+        return self._spec
+
+    def validate(self, arguments: bytes) -> Valid | Invalid:
+        """Check arguments as a model wrote them."""
+        try:
+            read = msgspec.json.decode(arguments or b"{}", type=self._takes)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            return Invalid(f"The arguments of {self._spec.name} do not fit: {clean(str(error))}.")
+        values: Mapping[str, Any] = msgspec.structs.asdict(read)
+        return Valid(values, msgspec.json.encode(read, order="sorted"))
+
+    async def run(self, arguments: Valid, permit: Permit) -> Output:
+        """Do it."""
+        permit.use()
+        return Output(await self._act(self._takes(**arguments.values)))
+
+    async def check(self, arguments: Valid, permit: Permit) -> Happened:
+        """Nothing outside is changed, so nobody has to know."""
+        return "unknown"
+
+
+class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    question: str
+
+
+def ask_user() -> Verb:
+    """Make the tool by which a model asks the person that it works for; its turn ends with it."""
+
+    async def act(_: _Question) -> str:
+        return "The question was put to the person. Their answer comes as their next message."
+
+    about = (
+        "Ask the person you work for a question that only they can answer. Your turn ends, and their answer follows."
+    )
+    return Verb(ASK_USER, about, _Question, act)
+
+
+class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    call: str
+    offset: int = 0
+
+
+def read_output(store: Store, session: str) -> Verb:
+    """Make the tool by which a model reads on in a result that was too long to be shown at once."""
+
+    async def act(place: _Place) -> str:
+        text = await _output(store, session, place.call)
+        if text is None:
+            raise Failed("NoSuchCall", f"there is no result of a call {place.call!r} in this session")
+        offset = max(0, place.offset)
+        shown = text[offset : offset + SHOWN - 200]
+        left = max(0, len(text) - offset - len(shown))
+        return f"{shown}\n[{left} characters follow, from offset={offset + len(shown)} on.]" if left else shown
+
+    about = "Read on in a result that was shown only in part, from an offset in characters."
+    return Verb(READ_OUTPUT, about, _Place, act)
+
+
+async def _output(store: Store, session: str, call: str) -> str | None:
+    stream, wanted, after = session_stream(session), f"{session}.{call}", 0
+    while page := await store.read(stream, after, PAGE):
+        for stored in page:
+            if isinstance(stored.event, CallSettled) and stored.event.call == wanted:
+                return from_body(await said(store, stored))
+        after = page[-1].seq
+    return None
+
+
+class _Yield(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mode: YieldMode = "continue"
+    sleep: float = 0
+    wake_early_if: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.sleep) or self.sleep < 0:
+            raise ValueError("`sleep` is a number of seconds from 0 up")
+
+
+def yields() -> Verb:
+    """Make the tool by which an autonomous agent says how it goes on after its turn."""
+
+    async def act(_: _Yield) -> str:
+        return "Your turn ends here."
+
+    about = (
+        "End your turn, and say how to go on: `continue` at once, `sleep` for so many seconds, or `shutdown`. "
+        "`wake_early_if` names what wakes you before."
+    )
+    return Verb(YIELD, about, _Yield, act)
