@@ -127,7 +127,7 @@ class Recalled:
             case SessionWoken():
                 self.turn = self.turn.woken(at, takeover=event.cause == "takeover")
             case SessionResumed():
-                self.turn = msgspec.structs.replace(self.turn, settled=True, troubles=0, pauses=0)
+                self.turn = self.turn.reopened(at)
             case _:
                 pass
 

@@ -82,6 +82,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     troubles: int = 0
     pauses: int = 0
     settled: bool = True
+    resumed: bool = False
 
     def opened(self, number: int, heard: int, at: int) -> "Turn":
         """Begin the next turn: what counts per turn begins anew."""
@@ -180,6 +181,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         *before, last = self.failures
         final = Failure(f"Nothing more can be left out. {last.error}")
         return msgspec.structs.replace(self, failures=(*before, final))
+
+    def reopened(self, at: int) -> "Turn":
+        """Take in that a person lets a session go on that was over."""
+        return msgspec.structs.replace(self, settled=True, resumed=True, troubles=0, pauses=0, seen_at=at)
 
     def ended(self, why: TurnEnd, sentence: str, chosen: Yielded | None, at: int) -> "Turn":
         """Take in the end of the turn."""

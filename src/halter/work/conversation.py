@@ -83,11 +83,10 @@ class Conversation:
         """Open a turn with what there is to say; tell whether there was anything."""
         if await self._opened_by_news():
             return True
-        first = self._loop.turn.number == 0
         if self._loop.rules.kind == "autonomous":
             await self._loop.open(Message("user", (Text(words.OBSERVE, "config", reason="observe"),)), self._seen)
             return True
-        if first or self._loop.rules.kind == "chat":
+        if self._loop.rules.kind == "chat" or not self._loop.turn.resumed:
             return False
         await self._loop.open(Message("user", (Text(words.GO_ON, "config", reason="resumed"),)), self._seen)
         return True

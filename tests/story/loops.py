@@ -1,0 +1,269 @@
+"""An agent in a world: its loop, its scripted model and its tools, as one process would run them."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from halter.brain.decide import Rules
+from halter.brain.loop import Loop, Senses, Watching
+from halter.brain.running import Running
+from halter.brain.window import Thinking
+from halter.config.agent import agent_of
+from halter.config.fleet import Fleet
+from halter.config.load import load_bytes
+from halter.config.resolve import resolve
+from halter.core.clock import SECOND
+from halter.core.events import SessionStarted
+from halter.core.ids import SessionId, new_worker, session_stream
+from halter.core.messages import Message, Model, Reply, StreamChunk, Text, ToolCall, ToolResult
+from halter.core.mind import Mind
+from halter.core.ports import Stored
+from halter.core.spec import Resolved
+from halter.core.tools import Failed, Tool
+from halter.core.usage import FREE, ModelName, Price, Usage
+from halter.core.vocabulary import SessionKind
+from halter.dispatch.tending import taken, tended
+from halter.guard.ask import Standing
+from halter.guard.gatehouse import Gatehouse
+from halter.guard.secrets import GivenSecrets
+from halter.journal.patient import PatientStore
+from halter.models.prices import Prices
+from halter.models.scripted import Failure, Line, Scripted
+from halter.state import life
+from halter.state.receipt import Receipt, receipt
+from halter.testing.world import World
+from halter.tools.tool import tool
+from halter.work.conversation import Came, Conversation
+from halter.work.verbs import ask_user, read_output, yields
+
+PRICED = "scripted:priced"
+
+
+def policy(more: str = "") -> Resolved:
+    return resolve(Fleet(), agent_of(load_bytes(f"name: desk\n{more}".encode(), "agent.yaml")))
+
+
+def says(text: str, **more: Any) -> Line:
+    return Line(
+        reply=Reply((Text(text, "model", trusted=False),), more.pop("stop", "end"), more.pop("usage", None)), **more
+    )
+
+
+def calls(*asked: tuple[str, Any] | str, text: str = "", **more: Any) -> Line:
+    """A reply that asks for calls, each a name or a name with arguments."""
+    made = tuple(
+        ToolCall(f"m{number}", each, "{}")
+        if isinstance(each, str)
+        else ToolCall(
+            f"m{number}", each[0], each[1] if isinstance(each[1], str) else msgspec.json.encode(each[1]).decode()
+        )
+        for number, each in enumerate(asked)
+    )
+    words = (Text(text, "model", trusted=False),) if text else ()
+    return Line(reply=Reply((*words, *made), more.pop("stop", "calls"), more.pop("usage", None)), **more)
+
+
+def fails(
+    kind: str = "Overloaded", *, retry: bool = True, after: int | None = None, takes: int = 0, **more: Any
+) -> Line:
+    failure = Failure(kind=kind, message="the provider says no", unavailable=retry, retry_after=after, **more)
+    return Line(reply=Reply(()), fails=failure, takes=takes)
+
+
+class Desk:
+    """An agent's tools, which count in the world outside what they really did."""
+
+    def __init__(self) -> None:
+        self.done: Counter[str] = Counter()
+        self.together = self.most_together = 0
+        self.stuck = asyncio.Event()
+        self.prices = iter(range(1_000_000))
+
+    def tools(self) -> Sequence[Tool]:
+        return [
+            tool(self.look, level="SAFE", effect="read"),
+            tool(self.price, level="SAFE", effect="read"),
+            tool(self.send, level="SAFE"),
+            tool(self.pay, level="SAFE", cost="0.25"),
+            tool(self.wipe, level="RESTRICTED"),
+            tool(self.hang, level="SAFE", timeout=600),
+            tool(self.fail, level="SAFE"),
+            tool(self.long, level="SAFE", effect="read"),
+            tool(self.slow, level="SAFE", effect="read"),
+        ]
+
+    async def look(self, at: str = "") -> str:
+        self.done[f"look {at}".strip()] += 1
+        return f"nothing new at {at}"
+
+    async def price(self) -> str:
+        return f"{next(self.prices)}"
+
+    async def send(self, text: str = "") -> str:
+        self.done[f"send {text}"] += 1
+        return "sent"
+
+    async def pay(self) -> str:
+        self.done["pay"] += 1
+        return "paid"
+
+    async def wipe(self, path: str = "") -> str:
+        self.done[f"wipe {path}"] += 1
+        return "wiped"
+
+    async def hang(self) -> str:
+        self.stuck.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async def fail(self) -> str:
+        raise Failed("NoLuck", "it did not work", partial="so far so good")
+
+    async def long(self, size: int = 50_000) -> str:
+        return "".join(f"line {number}\n" for number in range(size // 8))
+
+    async def slow(self, name: str = "") -> str:
+        self.together += 1
+        self.most_together = max(self.most_together, self.together)
+        await asyncio.sleep(1)
+        self.together -= 1
+        return f"slow {name}"
+
+
+class Story:
+    """One session of one agent. After a crash or a rest it is attended again, from its events alone."""
+
+    def __init__(
+        self,
+        world: World,
+        lines: Sequence[Line] = (),
+        *,
+        kind: SessionKind = "chat",
+        more: str = "",
+        mind: Mind | None = None,
+        fallbacks: Sequence[Sequence[Line]] = (),
+        **rules: Any,
+    ) -> None:
+        self.world = world
+        self.desk = Desk()
+        self.policy = policy(more)
+        self.mind = mind or Mind(model="scripted:script", instructions="You are a clerk.")
+        self.models: list[Scripted] = [
+            Scripted(each, world.clock, ModelName("scripted", f"m{number}" if number else "script"))
+            for number, each in enumerate((lines, *fallbacks))
+        ]
+        self.kind: SessionKind = kind
+        self.rules = rules
+        self.price: Price = FREE
+        self.window = 100_000
+        self.chunks: list[StreamChunk] = []
+        self.senses = Senses()
+        self.loop: Loop | None = None
+        self.extra: list[Tool] = []
+        self.summarizer: Model | None = None
+
+    @property
+    def model(self) -> Scripted:
+        return self.models[0]
+
+    async def begin(self, task: str = "") -> None:
+        event = SessionStarted(session="s", agent="desk", kind=self.kind, started_by="ada")
+        await PatientStore(self.world.store, self.world.clock).commit(life.start(event, task.encode()))
+
+    async def says(self, text: str) -> Came:
+        """Say something to the session, and let it answer."""
+        await self.world.say("s", text)
+        return await self.attend()
+
+    async def run(self, task: str) -> Came:
+        await self.begin(task)
+        return await self.attend()
+
+    async def attend(self) -> Came:
+        store, clock = PatientStore(self.world.store, self.world.clock), self.world.clock
+        worker = new_worker("loop", self.world.ids)
+        async with tended(store, clock, worker):
+            lease = await taken(store, clock, worker, SessionId("s"), 20 * SECOND)
+            assert lease is not None, "the session is over, or somebody has it"
+            prices = Prices({"scripted:*": self.price})
+            gatehouse = Gatehouse(store, clock, redact=redact, secrets=GivenSecrets({}), prices=prices)
+            running = Running(store, clock, gatehouse, lease, self.standing(), self.tools(store))
+            self.loop = Loop(
+                running,
+                clock,
+                self.thinking(running),
+                random.Random(self.world.seed),
+                self.senses,
+                Watching(self.chunks.append),
+            )
+            return await Conversation(running, self.loop, clock).attend()
+
+    def standing(self) -> Standing:
+        caps = self.policy.caps.session.max_cost_usd
+        kept = round((caps or 0) * self.policy.reserve_cost_fraction) if self.policy.on_cap == "wrap_up" else 0
+        tokens = self.policy.reserve_tokens if self.policy.on_cap == "wrap_up" else 0
+        digest = str(self.policy.digest())
+        return Standing("s", "desk", self.policy.phases[0], self.policy, digest, kept_usd=kept, kept_tokens=tokens)
+
+    def tools(self, store: PatientStore) -> Mapping[str, Tool]:
+        made: list[Tool] = [*self.desk.tools(), ask_user(), read_output(store, "s"), *self.extra]
+        if self.kind == "autonomous":
+            made.append(yields())
+        return {each.spec.name: each for each in made}
+
+    def thinking(self, running: Running) -> Thinking:
+        policy = self.policy
+        rules = Rules(
+            kind=self.kind,
+            timeout=policy.timeout,
+            max_steps=policy.max_steps,
+            max_retries=self.mind.max_retries,
+            models=len(self.models),
+            max_tokens_recoveries=self.mind.max_tokens_recoveries,
+            max_repeated_tool_steps=self.mind.max_repeated_tool_steps,
+            on_cap=policy.on_cap,
+            **self.rules,
+        )
+        offered = tuple(each.spec for each in self.tools(PatientStore(self.world.store, self.world.clock)).values())
+        return Thinking(
+            mind=self.mind,
+            rules=rules,
+            models=tuple(self.models),
+            offered=offered,
+            window=self.window,
+            summarizer=self.summarizer,
+        )
+
+    async def events(self) -> list[Stored]:
+        return await self.world.events(session_stream("s"))
+
+    async def kinds(self) -> list[str]:
+        return [stored.kind for stored in await self.events()]
+
+    async def receipt(self) -> Receipt:
+        return receipt(await self.events())
+
+    @property
+    def messages(self) -> list[Message]:
+        assert self.loop is not None
+        return list(self.loop.messages)
+
+    def results(self) -> list[ToolResult]:
+        return [part for message in self.messages for part in message.parts if isinstance(part, ToolResult)]
+
+    def told(self) -> list[str]:
+        """What the runtime said to the model."""
+        parts = (part for message in self.messages for part in message.parts)
+        return [part.reason for part in parts if isinstance(part, Text) and part.reason]
+
+
+def redact(text: str) -> str:
+    return text.replace("hunter2-hunter2", "[redacted]")
+
+
+def used(inputs: int = 100, outputs: int = 20) -> Usage:
+    return Usage(inputs, outputs)
