@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from msgspec import inspect
 
 from halter.config.load import Document, KeyPath, Places
-from halter.config.words import LARGEST, WORDS, Unfit
+from halter.config.words import LARGEST, WORDS, Unfit, Word
 from halter.core.text import listed, told
 
 T = TypeVar("T")
@@ -67,6 +67,8 @@ class _Reader:
                 return self.read(_member(kind, value), value, path)
             case inspect.LiteralType():
                 return self._choice(kind.values, value, path)
+            case inspect.AnyType():
+                return value
             case _:
                 return self._leaf(kind, value, path)
 
@@ -78,7 +80,13 @@ class _Reader:
         try:
             return WORDS[word].read(value)
         except Unfit:
-            raise self._wrong(value, WORDS[word].expected, path) from None
+            raise self._unfit(value, WORDS[word], path) from None
+
+    def _unfit(self, value: Any, word: Word, path: KeyPath) -> Exception:
+        if word.secret and value is not None:
+            sentence = f"`{dotted(path)}` must be {word.expected}; what stands there is something else."
+            return self._places.wrong(path, sentence)
+        return self._wrong(value, word.expected, path)
 
     def _mapping(self, value: Any, path: KeyPath) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -187,5 +195,14 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
 def _member(kind: inspect.UnionType, value: Any) -> inspect.Type:
     """Choose the member of a union that what was written looks like; the first is what sentences speak of."""
     members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
-    literal = (member for member in members if isinstance(member, inspect.LiteralType) and isinstance(value, str))
-    return next(literal, members[0])
+    return next((member for member in members if _looks_like(member, value)), members[0])
+
+
+def _looks_like(member: inspect.Type, value: Any) -> bool:
+    match value:
+        case str():
+            return isinstance(member, inspect.LiteralType | inspect.StrType)
+        case list():
+            return isinstance(member, inspect.VarTupleType)
+        case _:
+            return False
