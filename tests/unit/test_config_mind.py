@@ -42,7 +42,7 @@ def refused(folder: Path, said: str, bound: str = "") -> str:
         ("model: 5\n", "agent.yaml line 2: `model` is the number 5, but must be one model"),
         ("model:\n", "agent.yaml line 2: `model` is empty, but must be one model"),
         ("model: 'openai:'\n", "agent.yaml line 2: `model` is the text 'openai:', but must be one model"),
-        ("model: opnai:gpt\n", "agent.yaml line 2: `model` is of a provider `opnai` that nobody knows; write it under"),
+        ("model: opnai:gpt\n", "agent.yaml line 2: `model` is of a provider `opnai` that nobody knows: write it under"),
         ("model: a:b\nfallback_models: c:d\n", "agent.yaml line 3: `fallback_models` is the text 'c:d', but must be a"),
         ("fallback_models:\n- openai:a\n", "agent.yaml line 2: `fallback_models` stand in for a `model`, which is mis"),
         (
@@ -154,6 +154,12 @@ def test_a_key_in_plain_text_is_refused_and_not_printed(written: str, file: str,
     line = 4 if file == "agent.yaml" else 3
     assert sentence.startswith(f"{file} line {line}: `providers.mine.{written.partition(':')[0]}` must be ")
     assert KEY not in sentence
+
+
+def test_a_key_in_place_of_a_provider_is_not_printed(tmp_path: Path) -> None:
+    sentence = refused(tmp_path, f"providers:\n  openai: {KEY}\n")
+    assert sentence.startswith("agent.yaml line 3: `providers.openai` must be a mapping, with a `key: value` on each")
+    assert KEY[:6] not in sentence
 
 
 @pytest.mark.parametrize(

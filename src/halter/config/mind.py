@@ -185,8 +185,8 @@ def _check_models(both: Both, providers: Mapping[str, Provider]) -> None:
         provider = ModelName.parse(model).provider
         if provider not in known:
             hint = nearest(provider, known, "the known ones")
-            sentence = f"`{dotted(path)}` is of a provider `{provider}` that nobody knows; write it under `providers`"
-            raise places.wrong(path, f"{sentence}, or {hint}")
+            sentence = f"`{dotted(path)}` is of a provider `{provider}` that nobody knows: write it under `providers`"
+            raise places.wrong(path, f"{sentence}; {hint}")
         _check_allowed(both, path, model)
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from msgspec import inspect
 
 from halter.config.load import Document, KeyPath, Places
-from halter.config.words import LARGEST, WORDS, Unfit, Word
+from halter.config.words import LARGEST, WORDS, Unfit
 from halter.core.text import listed, told
 
 T = TypeVar("T")
@@ -58,7 +58,8 @@ class _Reader:
             case inspect.Metadata():
                 return self.read(kind.type, value, path)
             case inspect.StructType():
-                return self._struct(kind, self._mapping(value, path), path)
+                hidden = bool(getattr(kind.cls, "HIDDEN", False))
+                return self._struct(kind, self._mapping(value, path, hidden=hidden), path)
             case inspect.DictType():
                 return self._free(kind, self._mapping(value, path), path)
             case inspect.VarTupleType():
@@ -72,7 +73,10 @@ class _Reader:
             case _:
                 return self._leaf(kind, value, path)
 
-    def _wrong(self, value: Any, expected: str, path: KeyPath) -> Exception:
+    def _wrong(self, value: Any, expected: str, path: KeyPath, *, hidden: bool = False) -> Exception:
+        if hidden and value is not None:
+            sentence = f"`{dotted(path)}` must be {expected}; what stands there is something else."
+            return self._places.wrong(path, sentence)
         subject = f"`{dotted(path)}` is" if path else "the file is"
         return self._places.wrong(path, f"{subject} {told(value)}, but must be {expected}.")
 
@@ -80,17 +84,11 @@ class _Reader:
         try:
             return WORDS[word].read(value)
         except Unfit:
-            raise self._unfit(value, WORDS[word], path) from None
+            raise self._wrong(value, WORDS[word].expected, path, hidden=WORDS[word].secret) from None
 
-    def _unfit(self, value: Any, word: Word, path: KeyPath) -> Exception:
-        if word.secret and value is not None:
-            sentence = f"`{dotted(path)}` must be {word.expected}; what stands there is something else."
-            return self._places.wrong(path, sentence)
-        return self._wrong(value, word.expected, path)
-
-    def _mapping(self, value: Any, path: KeyPath) -> dict[str, Any]:
+    def _mapping(self, value: Any, path: KeyPath, *, hidden: bool = False) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise self._wrong(value, "a mapping, with a `key: value` on each line", path)
+            raise self._wrong(value, "a mapping, with a `key: value` on each line", path, hidden=hidden)
         return cast("dict[str, Any]", value)
 
     def _struct(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> Any:

@@ -8,7 +8,7 @@ whole numbers; their forms stand in `written`, and the limits in `bounds`.
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -84,6 +84,8 @@ class ModelSpec(Spec, frozen=True):
 
 class ProviderSpec(Spec, frozen=True):
     """Where the models of a provider are reached, and with which key."""
+
+    HIDDEN: ClassVar[bool] = True
 
     wire: Annotated[WireFormat, Meta(description="The protocol that the endpoint speaks.")] | UnsetType = UNSET
     base_url: (

@@ -36,6 +36,10 @@ SecretReference = Annotated[str, Meta(extra={"written": "reference"})]
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mapping in a file. `ALSO` maps other names under which a key is understood to its own."""
+    """A mapping in a file. `ALSO` maps other names under which a key is understood to its own.
+
+    What stands in place of a mapping that is `HIDDEN` may be a key by mistake: no sentence quotes it.
+    """
 
     ALSO: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    HIDDEN: ClassVar[bool] = False
