@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -133,6 +133,7 @@ def test_a_fleet_that_does_not_allow_the_model_is_told_of(halter: Halter, tmp_pa
         (["agent", "--model", "gpt"], 2, "'gpt' cannot be its model: write one model, as in anthropic:"),
         (["agent", "--model", "openai:*"], 2, "'openai:*' cannot be its model"),
         (["agent", "--model", "{a}:b"], 2, "'{a}:b' cannot be its model"),
+        (["agent", "--model", "openai:a\udcffb"], 2, "cannot be its model"),
         (["agent", "--name", "../x"], 2, "'../x' cannot be its name: write --name with a name of up to 64 letters"),
         (["/"], 2, "'' cannot be its name"),
         (["file"], 3, "file is not a folder: name the agent's folder itself."),
@@ -157,6 +158,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,20}[A-Za-z0-9])?", fullmatch
 
 @given(name=NAMES, provider=NAMES, model=st.text(min_size=1, max_size=20).filter(lambda text: "*" not in text))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@example(name="a", provider="b", model="\U00010000")
 def test_any_name_and_model_is_written_so_that_it_is_read_again(
     name: str, provider: str, model: str, tmp_path: Path
 ) -> None:

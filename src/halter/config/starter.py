@@ -114,4 +114,4 @@ def _reached(provider: str, secret: str) -> str:
 def _plain(text: str) -> str:
     """Write text without quotes where YAML takes it as it is meant."""
     plain = re.fullmatch(r"[A-Za-z][\w.:/@+-]*\w", text, re.ASCII) and text.lower() not in {"true", "false", "null"}
-    return text if plain else json.dumps(text)
+    return text if plain else json.dumps(text, ensure_ascii=False)

@@ -130,7 +130,7 @@ def _model(value: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value.isprintable():
         raise Unfit
     try:
         return _ALONE.get(value) or str(ModelName.parse(value))
