@@ -77,6 +77,12 @@ PROVIDER: list[tuple[str, str, Any, Any]] = [
     ("providers/*/base_url", "http://[::1]:8000", lambda m: m.providers["deploy"].wire, "openai"),
     ("providers/gemini/api_key", "${secret:G}", lambda m: m.providers["gemini"].wire, "google"),
     ("providers/ollama/api_key", "${secret:K}", lambda m: m.providers["ollama"].api_key, "${secret:K}"),
+    (
+        "providers/mistral/api_key",
+        "${secret:M}",
+        lambda m: m.providers["mistral"].base_url,
+        "https://api.mistral.ai/v1",
+    ),
     ("providers/openai/wire", "anthropic", lambda m: m.providers["openai"].wire, "anthropic"),
 ]
 MIND: list[tuple[str, str, Any, Any]] = [

@@ -56,7 +56,7 @@ def refused(folder: Path, said: str, bound: str = "") -> str:
         ),
         (
             "providers: {a: {}}\n",
-            "agent.yaml line 2: `base_url` is missing from `providers.a`; write it: only `openai`",
+            "agent.yaml line 2: `base_url` is missing from `providers.a`, whose address nobody knows;",
         ),
         (
             "providers:\n  reflex:\n    base_url: http://a\n",

@@ -13,6 +13,7 @@ from halter.config.load import load_bytes
 from halter.config.mind import read_mind
 from halter.config.resolve import resolve
 from halter.config.schema import agent_schema
+from halter.config.usual import USUAL
 from halter.core.clock import SystemClock
 from halter.core.durations import shown_duration
 from halter.models.scripted import scripted_from
@@ -49,6 +50,11 @@ def test_the_words_that_a_key_may_have_are_on_the_page() -> None:
         for key, part in keys["properties"].items():
             for word in part.get("enum", ()):
                 assert f"`{word}`" in ROWS[group + key][1]
+
+
+def test_every_provider_that_is_known_is_on_the_page_with_its_key() -> None:
+    rows = {name: rest for name, rest, *_ in re.findall(r"^\| `([a-z]+)` \| (.+) \|$", PAGE, re.MULTILINE)}
+    assert {name for name, usual in USUAL.items() if (usual.key or usual.base_url) not in rows.get(name, "?")} == set()
 
 
 def test_the_defaults_on_the_page_are_those_that_hold(tmp_path: Path) -> None:

@@ -125,11 +125,10 @@ def _problem(folder: Path, settings: Settings) -> str:
 
 def _following(folder: Path, model: str, *, trusted: bool) -> list[str]:
     """Say which two commands come next."""
-    from halter.config.starter import secret_for
+    from halter.config.starter import key_for
 
-    place = shlex.quote(str(folder))
-    secret = secret_for(model) if model else ""
+    place, key = shlex.quote(str(folder)), key_for(model)
     run = f'halter run {place} "hello"'
     if not trusted:
         return [f"halter trust {place}", run]
-    return [f"export HALTER_SECRET_{secret}=…", run] if secret else [run, f"halter chat {place}"]
+    return [f"export {key}=…", run] if key else [run, f"halter chat {place}"]

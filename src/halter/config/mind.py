@@ -7,7 +7,6 @@ an agent's file asks for is bounded by the fleet's as everything else is: its mo
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -20,6 +19,7 @@ from halter.config.fleet import Fleet
 from halter.config.load import KeyPath, Places, load_bytes
 from halter.config.resolve import MIN_OUTPUT_TOKENS
 from halter.config.shape import dotted, nearest
+from halter.config.usual import NOBODY, USUAL
 from halter.core.bounds import Limits
 from halter.core.errors import ConfigError
 from halter.core.mind import REFLEX, SCRIPTED, Mind, Provider, WireFormat
@@ -29,11 +29,6 @@ from halter.core.tools import secret_names
 from halter.core.usage import ModelName
 
 INSTRUCTIONS: Final = "AGENTS.md"
-
-USUAL_WIRES: Final[Mapping[str, WireFormat]] = MappingProxyType(
-    {"openai": "openai", "anthropic": "anthropic", "google": "google", "gemini": "google", "ollama": "openai"}
-)
-"""The providers whose address need not be written, and what they speak."""
 
 _HERE: Final = frozenset((SCRIPTED, REFLEX))
 _OF_LIMITS: Final = (
@@ -134,13 +129,13 @@ def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: Places
     if name in _HERE:
         raise places.wrong(path, f"`{name}` is no provider that could be reached elsewhere; remove it.")
     theirs, ours = said
-    base_url = either(either(theirs.base_url, ours.base_url), "")
-    if not base_url and name not in USUAL_WIRES:
-        known = f"only {listed(USUAL_WIRES)} have an address that is known"
-        raise places.wrong(path, f"`base_url` is missing from `{dotted(path)}`; write it: {known}.")
-    usual: WireFormat = USUAL_WIRES.get(name, "openai")
-    wire: WireFormat = either(theirs.wire, either(ours.wire, usual))
-    return Provider(wire=wire, base_url=base_url, api_key=either(either(theirs.api_key, ours.api_key), ""))
+    usual = USUAL.get(name, NOBODY)
+    base_url = either(theirs.base_url, either(ours.base_url, usual.base_url))
+    if not base_url:
+        sentence = f"`base_url` is missing from `{dotted(path)}`, whose address nobody knows; write it"
+        raise places.wrong(path, f"{sentence}, as in http://localhost:8000/v1.")
+    wire: WireFormat = either(theirs.wire, either(ours.wire, usual.wire))
+    return Provider(wire=wire, base_url=base_url, api_key=either(theirs.api_key, either(ours.api_key, "")))
 
 
 def _check_provider(both: Both, name: str, asked: ProviderSpec) -> None:
@@ -157,9 +152,10 @@ def _check_provider(both: Both, name: str, asked: ProviderSpec) -> None:
 
 def _check_address(both: Both, name: str, base_url: str) -> None:
     fleet, path = both.fleet.spec, ("providers", name, "base_url")
-    if name in fleet.providers and either(fleet.providers[name].base_url, "") != base_url:
-        there = either(fleet.providers[name].base_url, "the provider's own address")
-        raise both.looser(path, f"`{base_url}`", ("providers", name), f"`{there}`")
+    if name in fleet.providers:
+        there = either(fleet.providers[name].base_url, USUAL.get(name, NOBODY).base_url)
+        if there != base_url:
+            raise both.looser(path, f"`{base_url}`", ("providers", name), f"`{there}`")
     host = urlsplit(base_url).hostname or ""
     if fleet.allowed_hosts is not UNSET and not any(covered(word, fleet.allowed_hosts) for word in (host, f"[{host}]")):
         allowed = listed(fleet.allowed_hosts) or "nothing"
@@ -180,7 +176,7 @@ def _check_models(both: Both, providers: Mapping[str, Provider]) -> None:
         raise places.wrong(
             ("fallback_models",), "`fallback_models` stand in for a `model`, which is missing; write it."
         )
-    known = sorted({*USUAL_WIRES, *_HERE, *providers})
+    known = sorted({*USUAL, *_HERE, *providers})
     for path, model in _named(spec):
         provider = ModelName.parse(model).provider
         if provider not in known:

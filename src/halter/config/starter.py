@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from halter.config.agent import AGENT_FILE
-from halter.config.mind import INSTRUCTIONS, USUAL_WIRES
+from halter.config.mind import INSTRUCTIONS
+from halter.config.usual import NOBODY, USUAL
 from halter.core.mind import REFLEX, SCRIPTED
 from halter.core.usage import ModelName
 
@@ -32,8 +33,7 @@ model: reflex  # needs no network and costs nothing; for a real one write, for e
 reflex:  # the first rule that holds decides
   - when: message.contains("hello")
     say: Hello. I work by rules; look into agent.yaml and give me a model.
-  - when: "true"
-    say: None of my rules is about that.
+  - say: None of my rules is about that.
 """
 
 _SCRIPT: Final = """\
@@ -82,10 +82,9 @@ def starter(name: str, model: str) -> Mapping[str, str]:
     return files | ({REPLIES_FILE: _REPLIES} if _provider(model) == SCRIPTED else {})
 
 
-def secret_for(model: str) -> str:
-    """Name the secret in which a new agent's key is looked for, if its model needs one."""
-    provider = _provider(model)
-    return provider.upper() if provider in USUAL_WIRES and provider != "ollama" else ""
+def key_for(model: str) -> str:
+    """Name the variable in which a new agent's key is looked for, if its model needs one."""
+    return USUAL.get(_provider(model), NOBODY).key
 
 
 def _provider(model: str) -> str:
@@ -99,14 +98,12 @@ def _thinks(model: str) -> str:
         case "scripted":
             return _SCRIPT
         case provider:
-            return f"model: {_plain(model)}\n{_reached(provider, secret_for(model))}"
+            return f"model: {_plain(model)}\n{_reached(provider)}"
 
 
-def _reached(provider: str, secret: str) -> str:
-    """Write where a provider is reached, or with which key, as far as that is not known anyway."""
-    if secret:
-        return f"providers:\n  {provider}:\n    api_key: ${{secret:{secret}}}  # the value of HALTER_SECRET_{secret}\n"
-    if provider in USUAL_WIRES:
+def _reached(provider: str) -> str:
+    """Write where a provider is reached, if nobody knows that."""
+    if USUAL.get(provider, NOBODY).base_url:
         return ""
     return f"providers:\n  {_plain(provider)}:\n    base_url: http://localhost:8000/v1  # where it is reached\n"
 
