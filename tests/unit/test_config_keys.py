@@ -1,5 +1,6 @@
 """Every key of both files is read, and ends where somebody looks at it."""
 
+import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 from halter.config.agent import Agent, agent_of, read_agent
 from halter.config.fleet import Fleet, fleet_of, read_fleet
 from halter.config.load import load_bytes
+from halter.config.mind import resolve_mind
 from halter.config.resolve import resolve
 from halter.config.schema import agent_schema, fleet_schema
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.errors import ConfigError
 from halter.core.limits import Cap
+from halter.core.mind import Mind, Provider
 from halter.core.spec import FilesSpec, Phase, Resolved, ShellSpec
 from halter.core.usage import FREE, Price
 
@@ -55,6 +58,47 @@ LIMITS: list[tuple[str, str, Any, Any]] = [
     ("reserve_tokens", "100", lambda r: r.reserve_tokens, 100),
     ("reserve_cost_fraction", "0.2", lambda r: r.reserve_cost_fraction, 0.2),
 ]
+MIND_LIMITS: list[tuple[str, str, Any, Any]] = [
+    ("max_output_tokens", "2000", lambda m: m.max_output_tokens, 2000),
+    ("max_retries", "0", lambda m: m.max_retries, 0),
+    ("context_window", "60000", lambda m: m.context_window, 60_000),
+    ("context_strategy", "summarize", lambda m: m.context_strategy, "summarize"),
+    ("streaming", "false", lambda m: m.streaming, False),
+    ("max_tokens_recoveries", "5", lambda m: m.max_tokens_recoveries, 5),
+    ("max_repeated_tool_steps", "7", lambda m: m.max_repeated_tool_steps, 7),
+]
+PROVIDER: list[tuple[str, str, Any, Any]] = [
+    (
+        "providers/*/base_url",
+        "https://llm.example/v1/",
+        lambda m: m.providers["deploy"].base_url,
+        "https://llm.example/v1",
+    ),
+    ("providers/*/base_url", "http://[::1]:8000", lambda m: m.providers["deploy"].wire, "openai"),
+    ("providers/gemini/api_key", "${secret:G}", lambda m: m.providers["gemini"].wire, "google"),
+    ("providers/ollama/api_key", "${secret:K}", lambda m: m.providers["ollama"].api_key, "${secret:K}"),
+    (
+        "providers/mistral/api_key",
+        "${secret:M}",
+        lambda m: m.providers["mistral"].base_url,
+        "https://api.mistral.ai/v1",
+    ),
+    ("providers/openai/wire", "anthropic", lambda m: m.providers["openai"].wire, "anthropic"),
+]
+MIND: list[tuple[str, str, Any, Any]] = [
+    *((f"limits/{key}", *rest) for key, *rest in MIND_LIMITS),
+    *PROVIDER,
+    ("model", "openai/gpt-5", lambda m: m.model, "openai:gpt-5"),
+    ("temperature", "0.5", lambda m: m.temperature, 0.5),
+    ("tool_calls", "text", lambda m: m.tool_calls, "text"),
+    ("instructions", "Be kind.", lambda m: m.instructions, "Be kind."),
+    ("model_for", "{summary: ollama/small}", lambda m: m.model_for, {"summary": "ollama:small"}),
+    ("reflex", "[{when: 'true'}]", lambda m: m.reflex, ({"when": "true"},)),
+    ("script", "replies.yaml", lambda m: m.script, ({"text": "Hello."},)),
+    ("reflex", "rules.yaml", lambda m: m.reflex, ({"when": "a"}, {"when": "b"})),
+    ("guardrails/max_tokens_recoveries", "5", lambda m: m.max_tokens_recoveries, 5),
+    ("guardrails/max_repeated_tool_steps", "7", lambda m: m.max_repeated_tool_steps, 7),
+]
 POLICY: list[tuple[str, str, Any, Any]] = [
     ("policy/levels/SAFE/approval", "always", lambda r: r.rule("any", "SAFE").approval, "always"),
     ("policy/levels/SAFE/rate", "5/hour", lambda r: r.rule("any", "SAFE").rate, 5),
@@ -66,9 +110,14 @@ POLICY: list[tuple[str, str, Any, Any]] = [
     ("policy/disabled", "[deploy, shell]", lambda r: r.disabled, ("deploy", "shell")),
     ("policy/approval_expiry", "2h", lambda r: r.approval_expiry, 2 * HOUR),
 ]
+GUARDRAILS: list[tuple[str, str, Any, Any]] = [
+    ("guardrails/reserve_tokens", "100", lambda r: r.reserve_tokens, 100),
+    ("guardrails/reserve_cost_fraction", "0.2", lambda r: r.reserve_cost_fraction, 0.2),
+]
 AGENT: list[tuple[str, str, Any, Any]] = [
     *((f"limits/{key}", *rest) for key, *rest in LIMITS),
     *POLICY,
+    *GUARDRAILS,
     ("mode", "ASSIST", lambda r: r.mode, "ASSIST"),
     ("observe", "false", lambda r: r.observe, False),
     ("tools/files/root", "data", lambda r: r.tools.files, FilesSpec(root="data")),
@@ -98,6 +147,11 @@ FLEET: list[tuple[str, str, Any, Any]] = [
     ("models/*/price/cache_write", "3.75", None, None),
 ]
 
+FLEET_MIND: list[tuple[str, str, Any, Any]] = [
+    *((f"agents/limits/{key}", *rest) for key, *rest in MIND_LIMITS),
+    *PROVIDER,
+]
+
 
 def placed(path: str) -> str:
     return path.replace("models/*", "models/mine:deploy").replace("/*", "/deploy")
@@ -111,6 +165,57 @@ def test_each_key_of_an_agent_ends_in_what_is_resolved(path: str, written: str, 
 @pytest.mark.parametrize(("path", "written", "look", "expected"), [case for case in FLEET if case[2]])
 def test_each_key_of_the_fleet_ends_in_what_is_resolved(path: str, written: str, look: Any, expected: Any) -> None:
     assert look(resolve(fleet(nested(placed(path), written)), agent())) == expected
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "replies.yaml").write_text("- text: Hello.\n")
+    (tmp_path / "rules.yaml").write_text("- when: a\n- when: b\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("path", "written", "look", "expected"), MIND)
+def test_each_key_of_how_an_agent_thinks_changes_its_mind(
+    path: str, written: str, look: Any, expected: Any, folder: Path
+) -> None:
+    mind = resolve_mind(Fleet(), agent(nested(placed(path), written)), folder)
+    assert look(mind) == expected
+    assert mind != Mind()
+
+
+@pytest.mark.parametrize(("path", "written", "look", "expected"), FLEET_MIND)
+def test_each_key_of_the_fleet_on_how_agents_think_changes_their_minds(
+    path: str, written: str, look: Any, expected: Any, folder: Path
+) -> None:
+    mind = resolve_mind(fleet(nested(placed(path), written)), agent(), folder)
+    assert look(mind) == expected
+    assert mind != Mind()
+
+
+@pytest.mark.parametrize(("path", "written"), [case[:2] for case in MIND])
+def test_no_key_of_how_an_agent_thinks_touches_its_policy(path: str, written: str) -> None:
+    thinking = resolve(Fleet(), agent(nested(placed(path), written)))
+    assert thinking.digest() == resolve(Fleet(), agent()).digest()
+
+
+def test_fallback_models_are_read(folder: Path) -> None:
+    mind = resolve_mind(Fleet(), agent("model: openai:a\nfallback_models: [anthropic/b, ollama:c:7b]\n"), folder)
+    assert mind.fallback_models == ("anthropic:b", "ollama:c:7b")
+
+
+def test_a_provider_of_the_fleet_and_of_the_agent_are_put_together(folder: Path) -> None:
+    ours = "providers:\n  house: {base_url: 'https://llm.example/v1', wire: anthropic}\n"
+    theirs = "model: house:big\nproviders:\n  house:\n    api_key: ${secret:HOUSE}\n"
+    mind = resolve_mind(fleet(ours), agent(theirs), folder)
+    house = Provider(wire="anthropic", base_url="https://llm.example/v1", api_key="${secret:HOUSE}")
+    assert mind.providers == {"house": house}
+
+
+def test_without_a_word_a_mind_is_at_its_defaults(folder: Path) -> None:
+    mind = resolve_mind(Fleet(), agent(), folder)
+    assert mind == Mind()
+    assert (mind.max_retries, mind.max_output_tokens, mind.context_window, mind.streaming) == (3, 4096, 0, None)
+    assert (mind.max_tokens_recoveries, mind.max_repeated_tool_steps, mind.context_strategy) == (2, 3, "compact")
 
 
 def test_the_price_of_a_model_is_read() -> None:
@@ -147,6 +252,7 @@ ELSEWHERE = {
     "shell/network",
     "allowed_secrets",
     "retention",
+    "fallback_models",
 }
 """Keys with a test of their own above."""
 
@@ -166,11 +272,14 @@ def keys(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]
 
 
 def generic(path: str) -> str:
-    return path.replace("levels/SAFE", "levels/*")
+    free = path.replace("levels/SAFE", "levels/*")
+    return re.sub("^providers/[a-z]+/", "providers/*/", free)
 
 
 @pytest.mark.parametrize(
-    ("schema", "cases"), [(agent_schema(), AGENT), (fleet_schema(), FLEET)], ids=["agent.yaml", "halter.yaml"]
+    ("schema", "cases"),
+    [(agent_schema(), AGENT + MIND), (fleet_schema(), FLEET + FLEET_MIND)],
+    ids=["agent.yaml", "halter.yaml"],
 )
 def test_no_key_is_without_a_test_that_shows_its_reader(schema: dict[str, Any], cases: list[Any]) -> None:
     tested = {generic(path) for path, *_ in cases} | ELSEWHERE

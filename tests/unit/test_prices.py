@@ -101,6 +101,7 @@ def test_an_unknown_price_is_a_value_that_says_what_to_write(name: str, base_url
     sentence = unpriced(name, base_url).sentence
     assert name in sentence
     assert reason in sentence
+    assert f"into halter.yaml, under `models` and there under `{name}`" in sentence
     assert "`price: free`" in sentence
     assert "`price: {input: 3.00, output: 15.00}`" in sentence
     assert "hunter22" not in sentence

@@ -5,7 +5,22 @@ from typing import Annotated
 import typer
 
 from halter import __version__
-from halter.cli import audit, budget, decide, doctor, drill, journal, look, play, receipt, rules, steer, tail
+from halter.cli import (
+    audit,
+    budget,
+    decide,
+    doctor,
+    drill,
+    init,
+    journal,
+    look,
+    play,
+    receipt,
+    rules,
+    schema,
+    steer,
+    tail,
+)
 from halter.cli.plain import PlainCommand, PlainGroup
 
 
@@ -22,10 +37,10 @@ def tree() -> typer.Typer:
 
 
 _PANELS = {
-    "Run": (play.play,),
+    "Run": (init.init, play.play),
     "Look": (look.sessions, look.show, tail.tail, receipt.receipt),
     "Steer": (decide.inbox, decide.approve, decide.deny, steer.halt, steer.resume, steer.cancel),
-    "Trust": (play.trust, audit.audit, journal.verify, journal.erase, drill.drill, doctor.doctor),
+    "Trust": (play.trust, audit.audit, journal.verify, journal.erase, drill.drill, doctor.doctor, schema.schema),
 }
 
 

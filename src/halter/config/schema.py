@@ -45,6 +45,8 @@ def _schema(kind: inspect.Type) -> dict[str, Any]:
             return {"anyOf": [_schema(member) for member in kind.types if not isinstance(member, inspect.NoneType)]}
         case inspect.LiteralType():
             return {"enum": list(kind.values)}
+        case inspect.AnyType():
+            return {}
         case _:
             return _leaf(kind)
 

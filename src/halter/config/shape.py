@@ -58,7 +58,8 @@ class _Reader:
             case inspect.Metadata():
                 return self.read(kind.type, value, path)
             case inspect.StructType():
-                return self._struct(kind, self._mapping(value, path), path)
+                hidden = bool(getattr(kind.cls, "HIDDEN", False))
+                return self._struct(kind, self._mapping(value, path, hidden=hidden), path)
             case inspect.DictType():
                 return self._free(kind, self._mapping(value, path), path)
             case inspect.VarTupleType():
@@ -67,10 +68,15 @@ class _Reader:
                 return self.read(_member(kind, value), value, path)
             case inspect.LiteralType():
                 return self._choice(kind.values, value, path)
+            case inspect.AnyType():
+                return value
             case _:
                 return self._leaf(kind, value, path)
 
-    def _wrong(self, value: Any, expected: str, path: KeyPath) -> Exception:
+    def _wrong(self, value: Any, expected: str, path: KeyPath, *, hidden: bool = False) -> Exception:
+        if hidden and value is not None:
+            sentence = f"`{dotted(path)}` must be {expected}; what stands there is something else."
+            return self._places.wrong(path, sentence)
         subject = f"`{dotted(path)}` is" if path else "the file is"
         return self._places.wrong(path, f"{subject} {told(value)}, but must be {expected}.")
 
@@ -78,11 +84,11 @@ class _Reader:
         try:
             return WORDS[word].read(value)
         except Unfit:
-            raise self._wrong(value, WORDS[word].expected, path) from None
+            raise self._wrong(value, WORDS[word].expected, path, hidden=WORDS[word].secret) from None
 
-    def _mapping(self, value: Any, path: KeyPath) -> dict[str, Any]:
+    def _mapping(self, value: Any, path: KeyPath, *, hidden: bool = False) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise self._wrong(value, "a mapping, with a `key: value` on each line", path)
+            raise self._wrong(value, "a mapping, with a `key: value` on each line", path, hidden=hidden)
         return cast("dict[str, Any]", value)
 
     def _struct(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> Any:
@@ -187,5 +193,14 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
 def _member(kind: inspect.UnionType, value: Any) -> inspect.Type:
     """Choose the member of a union that what was written looks like; the first is what sentences speak of."""
     members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
-    literal = (member for member in members if isinstance(member, inspect.LiteralType) and isinstance(value, str))
-    return next(literal, members[0])
+    return next((member for member in members if _looks_like(member, value)), members[0])
+
+
+def _looks_like(member: inspect.Type, value: Any) -> bool:
+    match value:
+        case str():
+            return isinstance(member, inspect.LiteralType | inspect.StrType)
+        case list():
+            return isinstance(member, inspect.VarTupleType)
+        case _:
+            return False

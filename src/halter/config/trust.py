@@ -41,6 +41,11 @@ def folder_digest(folder: Path) -> Digest:
     return Digest(digest.hexdigest())
 
 
+def holds_code(folder: Path) -> bool:
+    """Tell whether anything in a folder could run."""
+    return any(_code(folder))
+
+
 def _code(folder: Path) -> Iterator[Path]:
     """Find what could run. A link may lead to code that changes unseen, so none is followed and none accepted."""
     if folder.is_symlink() or not folder.is_dir():

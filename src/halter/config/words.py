@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import urlsplit
 from zoneinfo import available_timezones
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from halter.core.clock import SECOND
 from halter.core.durations import parse_duration
 from halter.core.errors import ConfigError
+from halter.core.mind import REFLEX, SCRIPTED
 from halter.core.money import DOLLAR, dollars
 from halter.core.usage import ModelName
 
@@ -23,6 +25,12 @@ _RATE: Final = r"([0-9]{1,9})\s*/\s*(?:hour|h)"
 _NAME: Final = r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,62}[A-Za-z0-9])?"
 _HOST: Final = r"\*|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9])?|\[?[0-9a-f:.]+\]?"
 _REFERABLE: Final = r"[A-Za-z_][A-Za-z0-9_.-]{0,127}"
+_REFERENCE: Final = rf"\$\{{secret:{_REFERABLE}\}}"
+_URL: Final = r"https?://[^\s@?#]+"
+_ALONE: Final = MappingProxyType({SCRIPTED: f"{SCRIPTED}:script", REFLEX: f"{REFLEX}:rules"})
+_ONE_MODEL: Final = rf"{SCRIPTED}|{REFLEX}|[^\s:/*]+[:/][^\s*](?:[^*]*[^\s*])?"
+SMALLEST_WINDOW: Final = 1000
+LARGEST_WINDOW: Final = 100_000_000
 _MONEY: Final = {"type": "number", "minimum": 0}
 _TIME: Final = {"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}]}
 
@@ -32,11 +40,15 @@ class Unfit(ValueError):
 
 
 class Word(msgspec.Struct, frozen=True):
-    """A form of writing: how it is read, what it is, and its JSON Schema. `read` raises Unfit."""
+    """A form of writing: how it is read, what it is, and its JSON Schema. `read` raises Unfit.
+
+    What stands where a `secret` thing belongs may be the secret itself: no sentence quotes it.
+    """
 
     read: Callable[[Any], Any]
     expected: str
     schema: Mapping[str, Any]
+    secret: bool = False
 
 
 def _is_number(value: Any) -> bool:
@@ -99,18 +111,52 @@ def _host(value: Any) -> str:
     return _matching(_HOST)(value.lower() if isinstance(value, str) else value)
 
 
-def _model(value: Any) -> str:
-    if not isinstance(value, str):
-        raise Unfit
+def _models(value: Any) -> str:
+    """Read a model or a pattern of models."""
     if value == "*":
         return value
-    try:
-        model = str(ModelName.parse(value))
-    except ValueError:
-        raise Unfit from None
+    model = _named(value)
     if "*" in model[:-1]:
         raise Unfit
     return model
+
+
+def _model(value: Any) -> str:
+    """Read exactly one model."""
+    model = _named(value)
+    if "*" in model:
+        raise Unfit
+    return model
+
+
+def _named(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise Unfit
+    try:
+        return _ALONE.get(value) or str(ModelName.parse(value))
+    except ValueError:
+        raise Unfit from None
+
+
+def _window(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Unfit
+    if value != 0 and not SMALLEST_WINDOW <= value <= LARGEST_WINDOW:
+        raise Unfit
+    return value
+
+
+def _url(value: Any) -> str:
+    """Read an address of the web. What could hold a password, or be lost on the way, has no place in it."""
+    address = _matching(_URL)(value)
+    try:
+        parts = urlsplit(address)
+        usable = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise Unfit from None
+    if not usable or not address.isprintable():
+        raise Unfit
+    return address.rstrip("/")
 
 
 def _text(pattern: str) -> Mapping[str, Any]:
@@ -132,7 +178,29 @@ WORDS: Final[Mapping[str, Word]] = MappingProxyType(
         "zone": Word(_zone, "a time zone, as in Europe/Berlin", {"type": "string"}),
         "name": Word(_matching(_NAME), "a name of up to 64 letters, digits, - and _", _text(_NAME)),
         "host": Word(_host, "a host, as in api.example.com, *.example.com or * for all", {"type": "string"}),
-        "model": Word(_model, "a model, as in anthropic:claude-sonnet-4-5 or anthropic:*", {"type": "string"}),
+        "models": Word(_models, "a model, as in anthropic:claude-sonnet-4-5 or anthropic:*", {"type": "string"}),
+        "model": Word(
+            _model,
+            "one model, as in anthropic:claude-sonnet-4-5, or one of the words scripted and reflex",
+            _text(_ONE_MODEL),
+        ),
+        "window": Word(
+            _window,
+            f"0 for the model's own window, or a number of tokens from {SMALLEST_WINDOW} to {LARGEST_WINDOW}",
+            {"anyOf": [{"const": 0}, {"type": "integer", "minimum": SMALLEST_WINDOW, "maximum": LARGEST_WINDOW}]},
+        ),
+        "url": Word(
+            _url,
+            "an address, as in https://api.example.com/v1, without a password, a ? or a # in it",
+            _text(_URL),
+            secret=True,
+        ),
+        "reference": Word(
+            _matching(_REFERENCE),
+            "a reference, as in ${secret:OPENAI}, to a key that stands in HALTER_SECRET_OPENAI",
+            _text(_REFERENCE),
+            secret=True,
+        ),
         "secret": Word(
             _matching(_REFERABLE), "the name of a secret, made of letters, digits, _, . and -", _text(_REFERABLE)
         ),

@@ -2,7 +2,7 @@
 
 A field is a key of the file, under the same name. UNSET means that nobody wrote the key: whoever resolves the two files
 then takes the other file's word, or the default. The words of people (`30m`, dollars, `none`, `20/hour`) are read into
-whole numbers; `written` in a type's metadata names the form that the file has it in.
+whole numbers; their forms stand in `written`, and the limits in `bounds`.
 """
 
 import hashlib
@@ -13,36 +13,36 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from halter.core.bounds import AgentBounds, FleetLimits, Guardrails, Limits, OnCap
 from halter.core.clock import HOUR
 from halter.core.ids import Digest
 from halter.core.limits import Caps
+from halter.core.mind import ToolCalls, WireFormat
 from halter.core.tools import LEVELS, Level
 from halter.core.usage import Price
+from halter.core.vocabulary import Purpose
+from halter.core.written import (
+    Duration,
+    Host,
+    Lasting,
+    ModelPattern,
+    Name,
+    OneModel,
+    Rate,
+    SecretName,
+    SecretReference,
+    Spec,
+    Url,
+    Zone,
+)
 
 Mode = Literal["ASSIST", "SEMI", "FULL"]
 """How much an agent may do without asking, the most careful first."""
 MODES: Final[tuple[Mode, ...]] = ("ASSIST", "SEMI", "FULL")
 
-OnCap = Literal["wrap_up", "stop", "ask"]
 Approval = Literal["always", "never"]
 Simulate = Literal["never", "asked", "always"]
 SIMULATES: Final[tuple[Simulate, ...]] = ("never", "asked", "always")
-
-Duration = Annotated[int, Meta(extra={"written": "duration"})]
-"""Microseconds, written as `30m` or as a number of seconds."""
-Lasting = Annotated[int | None, Meta(extra={"written": "lasting"})]
-"""Microseconds, or None for a written-out `none`."""
-Dollars = Annotated[int | None, Meta(extra={"written": "dollars"})]
-"""Micro-dollars, written as a number of dollars, or None for a written-out `none`."""
-Rate = Annotated[int | None, Meta(extra={"written": "rate"})]
-"""Attempts per hour, written as `20/hour`, or None for a written-out `none`."""
-Zone = Annotated[str, Meta(extra={"written": "zone"})]
-Name = Annotated[str, Meta(extra={"written": "name"})]
-Host = Annotated[str, Meta(extra={"written": "host"})]
-"""A host name, `*.example.com` for all hosts below a domain, or `*` for all."""
-ModelPattern = Annotated[str, Meta(extra={"written": "model"})]
-"""A `provider:model`, where `*` at the end stands for any rest."""
-SecretName = Annotated[str, Meta(extra={"written": "secret"})]
 
 RATES: Final[Mapping[Level, int]] = MappingProxyType({"PRIVILEGED": 20})
 """Attempts per hour where nobody set a rate; the other levels have none."""
@@ -51,46 +51,7 @@ SIMULATED: Final[Mapping[Level, Simulate]] = MappingProxyType({"RESTRICTED": "as
 APPROVAL_EXPIRY: Final = 24 * HOUR
 
 
-class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mapping in a file. `ALSO` maps other names under which a key is understood to its own."""
-
-    ALSO: ClassVar[Mapping[str, str]] = MappingProxyType({})
-
-
-class Limits(_Spec, frozen=True):
-    """What a session and an agent may use at most."""
-
-    ALSO: ClassVar[Mapping[str, str]] = MappingProxyType({"cost_limit": "max_cost_usd"})
-
-    max_cost_usd: Annotated[Dollars, Meta(description="The most that one session may cost.")] | UnsetType = UNSET
-    max_cost_usd_per_hour: (
-        Annotated[Dollars, Meta(description="The most that the agent may cost in an hour.")] | UnsetType
-    ) = UNSET
-    max_cost_usd_per_day: (
-        Annotated[Dollars, Meta(description="The most that the agent may cost in a day.")] | UnsetType
-    ) = UNSET
-    on_cap: Annotated[OnCap, Meta(description="What a session does at its cap.")] | UnsetType = UNSET
-    token_budget: (
-        Annotated[
-            int, Meta(ge=0, description="The most tokens of one session, cached ones not counted; 0 for no budget.")
-        ]
-        | UnsetType
-    ) = UNSET
-    max_steps: Annotated[int, Meta(ge=1, description="The most steps of one turn.")] | UnsetType = UNSET
-    timeout: Annotated[Duration, Meta(description="How long one turn may take; 0 for no timeout.")] | UnsetType = UNSET
-    min_output_tokens: (
-        Annotated[int, Meta(ge=1, description="The shortest answer that a request is still made for.")] | UnsetType
-    ) = UNSET
-    reserve_tokens: (
-        Annotated[int, Meta(ge=0, description="So many tokens before the budget's end, a warning is given.")]
-        | UnsetType
-    ) = UNSET
-    reserve_cost_fraction: (
-        Annotated[float, Meta(ge=0, le=1, description="The part of the cap that is kept for wrapping up.")] | UnsetType
-    ) = UNSET
-
-
-class LevelRule(_Spec, frozen=True):
+class LevelRule(Spec, frozen=True):
     """What differs from the usual for all tools of a level."""
 
     approval: Annotated[Approval, Meta(description="Whether a person is asked, whatever the mode.")] | UnsetType = UNSET
@@ -104,7 +65,7 @@ class ToolRule(LevelRule, frozen=True):
     level: Annotated[Level, Meta(description="How dangerous the tool is taken to be.")] | UnsetType = UNSET
 
 
-class Policy(_Spec, frozen=True):
+class Policy(Spec, frozen=True):
     """What needs a person, how often something may be tried, and what may not be used at all."""
 
     levels: Annotated[Mapping[Level, LevelRule], Meta(description="Rules for all tools of a level.")] = {}
@@ -115,37 +76,36 @@ class Policy(_Spec, frozen=True):
     )
 
 
-class ModelSpec(_Spec, frozen=True):
+class ModelSpec(Spec, frozen=True):
     """What is said of one model."""
 
     price: Annotated[Price | Literal["free"], Meta(description="Dollars per million tokens, or `free`.")]
 
 
-class FleetLimits(_Spec, frozen=True):
-    """What all agents together may use at most."""
+class ProviderSpec(Spec, frozen=True):
+    """Where the models of a provider are reached, and with which key."""
 
-    max_cost_usd_per_day: (
-        Annotated[Dollars, Meta(description="The most that all agents may cost in a day.")] | UnsetType
+    HIDDEN: ClassVar[bool] = True
+
+    wire: Annotated[WireFormat, Meta(description="The protocol that the endpoint speaks.")] | UnsetType = UNSET
+    base_url: (
+        Annotated[Url, Meta(description="The address of the endpoint; a known provider's own, if not given.")]
+        | UnsetType
     ) = UNSET
-    max_cost_usd_per_month: (
-        Annotated[Dollars, Meta(description="The most that all agents may cost in a month.")] | UnsetType
+    api_key: (
+        Annotated[SecretReference, Meta(description="The key, as `${secret:NAME}` and never in plain text.")]
+        | UnsetType
     ) = UNSET
 
 
-class AgentBounds(_Spec, frozen=True):
-    """What each agent may use at most."""
-
-    limits: Limits = Limits()
-
-
-class ShellBounds(_Spec, frozen=True):
+class ShellBounds(Spec, frozen=True):
     """What the shell of any agent may do."""
 
     sandbox: Annotated[bool, Meta(description="`false` allows agents to run commands without a sandbox.")] = True
     network: Annotated[bool, Meta(description="Whether commands may reach the network.")] = False
 
 
-class FleetSpec(_Spec, frozen=True):
+class FleetSpec(Spec, frozen=True):
     """`halter.yaml`: what holds for all agents on one store. An agent can only tighten it."""
 
     zone: Annotated[Zone, Meta(description="The time zone in which days and months of caps begin.")] = "UTC"
@@ -167,6 +127,7 @@ class FleetSpec(_Spec, frozen=True):
         | UnsetType
     ) = UNSET
     models: Annotated[Mapping[ModelPattern, ModelSpec], Meta(description="Prices, by `provider:model`.")] = {}
+    providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Where models are reached, by provider.")] = {}
     shell: Annotated[ShellBounds, Meta(description="What the shell of any agent may do.")] = ShellBounds()
     retention: (
         Annotated[Lasting, Meta(description="After how long the words of ended sessions are erased, or `none`.")]
@@ -174,13 +135,13 @@ class FleetSpec(_Spec, frozen=True):
     ) = UNSET
 
 
-class FilesSpec(_Spec, frozen=True):
+class FilesSpec(Spec, frozen=True):
     """The built-in tools that read and write files below a folder."""
 
     root: Annotated[str, Meta(min_length=1, description="The folder, seen from the agent's own.")]
 
 
-class HttpSpec(_Spec, frozen=True):
+class HttpSpec(Spec, frozen=True):
     """The built-in tools that fetch from the web."""
 
     hosts: (
@@ -189,7 +150,7 @@ class HttpSpec(_Spec, frozen=True):
     ) = UNSET
 
 
-class ShellSpec(_Spec, frozen=True):
+class ShellSpec(Spec, frozen=True):
     """The built-in tool that runs commands."""
 
     root: Annotated[str, Meta(min_length=1, description="The folder that commands run in, seen from the agent's own.")]
@@ -199,7 +160,7 @@ class ShellSpec(_Spec, frozen=True):
     network: Annotated[bool, Meta(description="Whether commands may reach the network.")] = False
 
 
-class ToolsSpec(_Spec, frozen=True):
+class ToolsSpec(Spec, frozen=True):
     """Which tools an agent has."""
 
     files: FilesSpec | UnsetType = UNSET
@@ -211,17 +172,37 @@ class ToolsSpec(_Spec, frozen=True):
 
 
 Grants = tuple[str, ...] | Literal["all"]
+Rules = tuple[Mapping[str, Any], ...]
 
 
-class AgentSpec(_Spec, frozen=True):
-    """`agent.yaml`: one agent, as far as the guard has to know it."""
+class AgentSpec(Spec, frozen=True):
+    """`agent.yaml`: one agent, what it may do and how it thinks."""
 
     name: Annotated[Name, Meta(description="The agent's name.")]
     mode: Annotated[Mode, Meta(description="How much the agent may do without asking.")] | UnsetType = UNSET
     observe: Annotated[bool, Meta(description="Record what would have been refused, and let it pass.")] | UnsetType = (
         UNSET
     )
+    model: Annotated[OneModel, Meta(description="The model that thinks for it.")] | UnsetType = UNSET
+    fallback_models: Annotated[
+        tuple[OneModel, ...], Meta(description="Models to turn to, in order, when one does not answer.")
+    ] = ()
+    model_for: Annotated[Mapping[Purpose, OneModel], Meta(description="Other models for single purposes.")] = {}
+    providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Where models are reached, by provider.")] = {}
+    instructions: Annotated[str, Meta(description="What the model is told first; `AGENTS.md` follows.")] = ""
+    tool_calls: Annotated[ToolCalls, Meta(description="How the model asks for calls.")] = "native"
+    temperature: (
+        Annotated[float, Meta(ge=0, le=2, description="How freely the model chooses its words.")] | UnsetType
+    ) = UNSET
+    script: (
+        Annotated[str, Meta(min_length=1, description="The file with the replies of the model `scripted`.")] | UnsetType
+    ) = UNSET
+    reflex: (
+        Annotated[Rules | str, Meta(description="The rules of the model `reflex`, or the file that holds them.")]
+        | UnsetType
+    ) = UNSET
     limits: Annotated[Limits, Meta(description="Caps and other limits.")] = Limits()
+    guardrails: Annotated[Guardrails, Meta(description="Another place for four of the limits.")] = Guardrails()
     policy: Annotated[Policy, Meta(description="Stricter rules for levels and tools.")] = Policy()
     tools: Annotated[ToolsSpec, Meta(description="Which tools the agent has.")] = ToolsSpec()
     phases: (

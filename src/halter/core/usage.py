@@ -90,7 +90,7 @@ class Unpriced(msgspec.Struct, frozen=True):
         """Say what is missing, and what to write to go on."""
         return (
             f"The price of {self.model} is not known: {self.reason}. No cost cap can be kept without it. "
-            "Write the model's price into the configuration, either `price: free` "
+            f"Write it into halter.yaml, under `models` and there under `{self.model}`: either `price: free` "
             "or dollars per million tokens, as in `price: {input: 3.00, output: 15.00}`."
         )
 

@@ -1,0 +1,23 @@
+"""`halter schema`: what may stand in the files that people write, for editors and other programs."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from halter.cli.answer import answer_json
+from halter.cli.command import JsonOption
+
+
+def schema(
+    file: Annotated[
+        Literal["agent", "fleet"],
+        typer.Argument(metavar="FILE", help="agent for agent.yaml, fleet for halter.yaml."),
+    ] = "agent",
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the JSON Schema of agent.yaml or halter.yaml, for an editor that completes keys and marks mistakes."""
+    from halter.config.schema import agent_schema, fleet_schema
+
+    _ = as_json  # A schema is JSON in any case.
+    answer_json(agent_schema() if file == "agent" else fleet_schema())

@@ -1,0 +1,205 @@
+"""The fleet's and the agent's file side by side: what holds of both, and a sentence where an agent would loosen."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from halter.config.agent import Agent
+from halter.config.fleet import Fleet
+from halter.config.load import KeyPath
+from halter.config.shape import dotted
+from halter.core.bounds import Limits
+from halter.core.durations import shown_duration
+from halter.core.errors import ConfigError
+from halter.core.money import shown
+from halter.core.spec import (
+    APPROVAL_EXPIRY,
+    MODES,
+    RATES,
+    SIMULATED,
+    SIMULATES,
+    LevelRule,
+    Policy,
+    ToolRule,
+    ToolsSpec,
+    covered,
+)
+from halter.core.text import listed
+from halter.core.tools import LEVELS, Level
+
+T = TypeVar("T")
+
+Show = Callable[[Any], str]
+
+
+def either(word: T | UnsetType, otherwise: T) -> T:
+    """Take what was written, or something else where nothing was."""
+    return otherwise if word is UNSET else word
+
+
+def _money(cap: int | None) -> str:
+    return "none" if cap is None else shown(cap)
+
+
+def hourly(rate: int | None) -> str:
+    """Write a rate as files have it."""
+    return "none" if rate is None else f"{rate}/hour"
+
+
+def _counted(number: int) -> str:
+    return str(number) if number else "0 (none)"
+
+
+def _lasting(micros: int) -> str:
+    return shown_duration(micros) if micros else "0 (none)"
+
+
+_MOST: Final[Mapping[str, tuple[Show, Any]]] = MappingProxyType(
+    {
+        "max_cost_usd": (_money, None),
+        "max_cost_usd_per_hour": (_money, None),
+        "max_cost_usd_per_day": (_money, None),
+        "token_budget": (_counted, 0),
+        "max_steps": (str, None),
+        "timeout": (_lasting, 0),
+        "max_output_tokens": (str, None),
+        "max_retries": (str, None),
+    }
+)
+"""The limits that are the most of something: how each is shown, and the figure that stands for no limit."""
+
+
+class Both:
+    """Compares the two files, and knows where in them things stand."""
+
+    def __init__(self, fleet: Fleet, agent: Agent) -> None:
+        self.fleet = fleet
+        self.agent = agent
+
+    def looser(self, path: KeyPath, written: str, bound: KeyPath, allowed: str) -> ConfigError:
+        """Say that an agent asks for more than the fleet gives, and what either side may write."""
+        where = self.fleet.places.at(bound)
+        said = "" if bound in self.fleet.places.lines else ", which is the default"
+        return self.agent.places.wrong(
+            path,
+            f"`{dotted(path)}` is {written}, but {where} allows only {allowed} (`{dotted(bound)}`{said}). "
+            f"An agent can only tighten the fleet: tighten it here, or loosen it in {self.fleet.places.file}.",
+        )
+
+    def _spelled(self, path: KeyPath) -> KeyPath:
+        """Find the name under which the agent's file has a limit."""
+        other = next((name for name, own in Limits.ALSO.items() if own == path[-1]), None)
+        spelled = (*path[:-1], other) if other else path
+        return spelled if spelled in self.agent.places.lines else path
+
+    def limits(self) -> Limits:
+        """Put the limits together: of each the lower; of a choice, the agent's."""
+        ours, theirs = self.fleet.spec.agents.limits, self.agent.spec.limits
+        lower = {key: self._lower(key, ours, theirs, show, endless) for key, (show, endless) in _MOST.items()}
+        chosen = {
+            key: either(getattr(theirs, key), getattr(ours, key))
+            for key in Limits.__struct_fields__
+            if key not in _MOST
+        }
+        return Limits(**lower, **chosen)
+
+    def _lower(self, key: str, ours: Limits, theirs: Limits, show: Show, endless: Any) -> Any:
+        bound, asked = getattr(ours, key), getattr(theirs, key)
+        if bound is UNSET or asked is UNSET:
+            return either(asked, bound)
+        if bound != endless and (asked == endless or asked > bound):
+            path = self._spelled(("limits", key))
+            raise self.looser(path, show(asked), ("agents", "limits", key), show(bound))
+        return asked
+
+    def mode(self) -> Any:
+        """Take the stricter mode."""
+        bound, asked = self.fleet.spec.mode, self.agent.spec.mode
+        if asked is UNSET:
+            return bound
+        if MODES.index(asked) > MODES.index(bound):
+            raise self.looser(("mode",), asked, ("mode",), bound)
+        return asked
+
+    def observe(self) -> bool:
+        """Let pass only where the fleet does."""
+        bound, asked = self.fleet.spec.observe, self.agent.spec.observe
+        if asked is True and not bound:
+            raise self.looser(("observe",), "true", ("observe",), "false")
+        return either(asked, bound)
+
+    def expiry(self) -> int:
+        """Take the shorter time to decide."""
+        bound, asked = self.fleet.spec.policy.approval_expiry, self.agent.spec.policy.approval_expiry
+        path = ("policy", "approval_expiry")
+        if asked is not UNSET and bound is not UNSET and asked > bound:
+            raise self.looser(path, shown_duration(asked), path, shown_duration(bound))
+        return either(either(asked, bound), APPROVAL_EXPIRY)
+
+    def tools(self) -> ToolsSpec:
+        """Check that the agent's shell is no freer than the fleet's."""
+        tools, bounds = self.agent.spec.tools, self.fleet.spec.shell
+        if tools.shell is UNSET:
+            return tools
+        if bounds.sandbox and not tools.shell.sandbox:
+            raise self.looser(("tools", "shell", "sandbox"), "false", ("shell", "sandbox"), "true")
+        if tools.shell.network and not bounds.network:
+            raise self.looser(("tools", "shell", "network"), "true", ("shell", "network"), "false")
+        return tools
+
+    def models(self) -> tuple[str, ...] | None:
+        """Take the models of the agent's own list, all of which the fleet must allow."""
+        asked, bound = self.agent.spec.allowed_models, self.fleet.spec.allowed_models
+        return self.within("allowed_models", asked, bound, ("allowed_models",))
+
+    def hosts(self) -> tuple[str, ...] | None:
+        """Take the hosts of the agent's own list, all of which the fleet must allow."""
+        http = self.agent.spec.tools.http
+        asked = UNSET if http is UNSET else http.hosts
+        hosts = self.within("allowed_hosts", asked, self.fleet.spec.allowed_hosts, ("tools", "http", "hosts"))
+        if http is not UNSET and not hosts:
+            sentence = "`tools.http` has no hosts; name those that may be reached, as in hosts: [api.example.com]."
+            raise self.agent.places.wrong(("tools", "http"), sentence)
+        return hosts
+
+    def within(
+        self, key: str, asked: Sequence[str] | UnsetType, bound: Sequence[str] | UnsetType, path: KeyPath
+    ) -> tuple[str, ...] | None:
+        """Take the agent's list, of which the fleet must allow everything; without one, the fleet's."""
+        if asked is UNSET:
+            return None if bound is UNSET else tuple(bound)
+        for index, name in enumerate(asked):
+            if bound is not UNSET and not covered(name, bound):
+                raise self.looser((*path, index), f"`{name}`", (key,), listed(bound) or "nothing")
+        return tuple(asked)
+
+    def policies(self) -> tuple[Policy, Policy]:
+        """Check each rule of the agent against the fleet's rule in the same place."""
+        ours, theirs = self.fleet.spec.policy, self.agent.spec.policy
+        for level, rule in theirs.levels.items():
+            usual = LevelRule(rate=RATES.get(level), simulate=SIMULATED.get(level, "never"))
+            self._rule(rule, ours.levels.get(level, LevelRule()), usual, ("policy", "levels", level))
+        for tool, rule in theirs.tools.items():
+            bound = ours.tools.get(tool, ToolRule())
+            self._rule(rule, bound, LevelRule(rate=None, simulate="never"), ("policy", "tools", tool))
+            self._level(rule.level, bound.level, ("policy", "tools", tool, "level"))
+        return ours, theirs
+
+    def _rule(self, asked: LevelRule, bound: LevelRule, usual: LevelRule, path: KeyPath) -> None:
+        """Compare two rules; `usual` is what holds where the fleet's says nothing, as far as that is known here."""
+        if asked.approval == "never" and bound.approval != "never":
+            allowed = "always" if bound.approval == "always" else "what the mode says"
+            raise self.looser((*path, "approval"), "never", (*path, "approval"), allowed)
+        rate = either(bound.rate, usual.rate)
+        if asked.rate is not UNSET and isinstance(rate, int) and (asked.rate is None or asked.rate > rate):
+            raise self.looser((*path, "rate"), hourly(asked.rate), (*path, "rate"), hourly(rate))
+        ours, theirs = either(bound.simulate, usual.simulate), asked.simulate
+        if ours is not UNSET and theirs is not UNSET and SIMULATES.index(theirs) < SIMULATES.index(ours):
+            raise self.looser((*path, "simulate"), theirs, (*path, "simulate"), ours)
+
+    def _level(self, asked: Level | UnsetType, bound: Level | UnsetType, path: KeyPath) -> None:
+        if asked is UNSET or bound is UNSET or LEVELS.index(asked) >= LEVELS.index(bound):
+            return
+        raise self.looser(path, asked, path, f"{bound} or a more dangerous one")

@@ -1,0 +1,77 @@
+"""The example of each provider is ready to use: it is read, its models are priced, and its keys are references."""
+
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from halter.config.agent import read_agent
+from halter.config.fleet import Fleet
+from halter.config.load import load_file
+from halter.config.mind import read_mind
+from halter.config.resolve import resolve
+from halter.config.schema import agent_schema
+from halter.config.starter import starter
+from halter.config.usual import USUAL
+from halter.core.clock import SystemClock
+from halter.core.mind import Mind
+from halter.core.usage import ModelName, Unpriced, Usage
+from halter.models.prices import Prices
+from halter.models.scripted import scripted_from
+
+PROVIDERS = Path(__file__).parents[2] / "examples" / "providers"
+FOLDERS = sorted(path.parent for path in PROVIDERS.glob("*/agent.yaml"))
+FREE = {"ollama", "openai-compatible", "offline-reflex", "offline-scripted"}
+
+
+def models(mind: Mind) -> list[ModelName]:
+    return [ModelName.parse(name) for name in (mind.model, *mind.fallback_models, *mind.model_for.values())]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_example_of_a_provider_is_read_and_its_price_known(folder: Path) -> None:
+    agent = read_agent(folder)
+    policy, mind = resolve(Fleet(), agent), read_mind(Fleet(), agent, folder).mind
+    assert policy.name == folder.name
+    prices, now = Prices(policy.prices), SystemClock().now()
+    for model in models(mind):
+        provider = mind.providers.get(model.provider)
+        rates = prices.find(model, provider.base_url or None if provider else None)
+        assert not isinstance(rates, Unpriced), rates.sentence
+        cost = rates.cost(Usage(1_000_000, 1_000_000), now)
+        assert (cost == 0) == (folder.name in FREE or model.provider == "reflex"), model
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_schema_accepts_the_example_of_a_provider(folder: Path) -> None:
+    validator = Draft202012Validator(agent_schema())
+    assert list(validator.iter_errors(load_file(folder / "agent.yaml").value)) == []
+
+
+def test_there_is_an_example_for_every_provider_and_the_page_lists_them() -> None:
+    named = {model.provider for each in FOLDERS for model in models(read_mind(Fleet(), read_agent(each), each).mind)}
+    assert named >= {"openai", "anthropic", "gemini", "ollama", "reflex", "scripted"}
+    assert any(provider not in {*USUAL, "reflex", "scripted"} for provider in named)
+    page = (PROVIDERS / "README.md").read_text("utf-8")
+    assert [folder.name for folder in FOLDERS if f"[{folder.name}]({folder.name})" not in page] == []
+
+
+def test_what_is_known_of_providers_is_what_the_wires_know() -> None:
+    known = pytest.importorskip("halter.models.providers").KNOWN
+    assert {name: (one.url, one.wire, one.keys[:1]) for name, one in known.items()} == {
+        name: (one.base_url, one.wire, (one.key,) if one.key else ()) for name, one in USUAL.items()
+    }
+
+
+def test_the_rules_of_the_examples_and_of_a_new_agent_can_be_followed(tmp_path: Path) -> None:
+    reflex_from = pytest.importorskip("halter.models.reflex").reflex_from
+    (tmp_path / "agent.yaml").write_text(starter("new", "")["agent.yaml"])
+    for folder in (tmp_path, PROVIDERS / "ollama", PROVIDERS / "offline-reflex"):
+        read = read_mind(Fleet(), read_agent(folder), folder)
+        reflex_from(list(read.mind.reflex), read.reflex)
+
+
+def test_the_script_of_the_example_can_be_played() -> None:
+    folder = PROVIDERS / "offline-scripted"
+    read = read_mind(Fleet(), read_agent(folder), folder)
+    assert scripted_from(list(read.mind.script), read.script, SystemClock()).name == ModelName("scripted", "script")
