@@ -85,6 +85,7 @@ class Provider:
         self.gone = asyncio.Event()
         self.port = 0
         self.connections = 0
+        self.key = KEY
         self._open: set[asyncio.StreamWriter] = set()
 
     def says(self, *text: str, calls: tuple[tuple[str, str, tuple[str, ...]], ...] = (), **fields: Any) -> None:
@@ -97,6 +98,11 @@ class Provider:
         written = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.answer = Raw(status, written, named, kind)
+
+    def refuses(self, status: int, message: str = "No luck.", code: str = "", **headers: str) -> None:
+        """Answer with an error in a body that each of the three wires can read."""
+        error = {"message": message, "type": code or "some_error", "code": code or status, "status": code}
+        self.sends(status, {"type": "error", "error": error}, **headers)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -330,7 +336,7 @@ def google_events(answer: Answer) -> Iterator[Event]:
 
 MODELS = {
     "openai": ModelName("openai", "gpt-4.1"),
-    "anthropic": ModelName("anthropic", "claude-sonnet-4-5"),
+    "anthropic": ModelName("anthropic", "claude-opus-4-8"),
     "google": ModelName("google", "gemini-2.5-pro"),
 }
 PATHS = {"openai": "/v1", "anthropic": "", "google": ""}

@@ -12,8 +12,8 @@ from halter.core.usage import Usage
 async def test_words_come_whole_and_in_order(desk: Any) -> None:
     desk.provider.says("It says ", "hello.")
     reply = await desk.ask()
-    assert reply.parts == (Text("It says hello.", "model", trusted=False),)
-    assert reply.stop == "end"
+    assert (reply.text, reply.stop) == ("It says hello.", "end")
+    assert {(type(part), part.origin, part.trusted) for part in reply.parts} == {(Text, "model", False)}
     assert "".join(desk.heard) == ("It says hello." if desk.streaming else "")
 
 
@@ -109,6 +109,7 @@ async def test_without_a_report_nothing_is_said_to_have_been_used(desk: Any) -> 
     assert (await desk.ask()).usage is None
 
 
+@pytest.mark.filterwarnings("ignore:Failed to extract usage")
 @pytest.mark.parametrize("usage", [(100, 20, 400), (-5, 20, 0)])
 async def test_a_report_that_contradicts_itself_is_no_report(desk: Any, usage: tuple[int, int, int]) -> None:
     desk.provider.says("Yes.", usage=usage)

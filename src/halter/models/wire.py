@@ -12,7 +12,7 @@ from halter.core.mind import WireFormat
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
 from halter.models.counting import most_tokens
-from halter.models.wire_clients import Connection, connect, settings
+from halter.models.wire_clients import Connection, connect, letting_go, settings
 from halter.models.wire_errors import cut, failure, failures
 from halter.models.wire_messages import Definitions, answer, history, joiner, output_bound, reported, words_of
 
@@ -57,7 +57,9 @@ class Wire:
         permit.use()
         model = (await self._connected()).model
         request = self._request(prompt)
-        response = await self._whole(model, request) if hear is None else await self._streamed(model, request, hear)
+        async with letting_go():
+            asking = self._whole(model, request) if hear is None else self._streamed(model, request, hear)
+            response = await asking
         return self._finished(response, streamed=hear is not None)
 
     async def aclose(self) -> None:

@@ -7,6 +7,9 @@
 - It does not go on with an answer by itself: that would be a second request that nobody has held money for.
 """
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -26,6 +29,26 @@ NO_KEY: Final = "no-key"
 _OWN_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt-")
 
 
+_opened: ContextVar["list[httpx2.Response]"] = ContextVar("_opened")
+
+
+@asynccontextmanager
+async def letting_go() -> AsyncGenerator[None]:
+    """See to it that nothing which is answered inside stays open: some SDKs leave a cancelled stream to chance."""
+    mark = _opened.set([])
+    try:
+        yield
+    finally:
+        opened = _opened.get()
+        _opened.reset(mark)
+        for response in opened:
+            await response.aclose()
+
+
+async def _note(response: "httpx2.Response") -> None:
+    _opened.get([]).append(response)
+
+
 class Connection(msgspec.Struct, frozen=True):
     """A model of the wires' library, and the pool of connections below it."""
 
@@ -38,7 +61,8 @@ def connect(name: ModelName, wire: WireFormat, url: str, key: str) -> Connection
     import httpx2
 
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
-    pool = httpx2.AsyncClient(timeout=None, limits=limits, follow_redirects=False)
+    hooks = {"response": [_note]}
+    pool = httpx2.AsyncClient(timeout=None, limits=limits, follow_redirects=False, event_hooks=hooks)
     return Connection(_model(name, wire, url, key or NO_KEY, pool), pool)
 
 
