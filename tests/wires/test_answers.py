@@ -126,9 +126,8 @@ async def test_a_character_that_was_sent_in_halves_is_put_together(desk: Any) ->
     assert "".join(desk.heard) == ("so 😀!" if desk.streaming else "")
 
 
-@pytest.mark.parametrize("wire", ["openai"], indirect=True)
+@pytest.mark.parametrize(("wire", "streaming"), [("openai", False)], indirect=True)
 async def test_a_refusal_is_told_in_the_words_of_the_model(desk: Any) -> None:
-    desk.streaming = False
     message = {"role": "assistant", "content": None, "refusal": "I will not."}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     desk.provider.sends(body={"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
@@ -136,9 +135,8 @@ async def test_a_refusal_is_told_in_the_words_of_the_model(desk: Any) -> None:
     assert (reply.text, reply.stop) == ("I will not.", "refused")
 
 
-@pytest.mark.parametrize("wire", ["openai"], indirect=True)
+@pytest.mark.parametrize(("wire", "streaming"), [("openai", False)], indirect=True)
 async def test_a_whole_answer_needs_no_word_that_it_is_finished(desk: Any) -> None:
-    desk.streaming = False
     desk.provider.says("Yes.", finish=None)
     reply = await desk.ask()
     assert (reply.text, reply.stop) == ("Yes.", "end")
