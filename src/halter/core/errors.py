@@ -6,6 +6,7 @@ HalterError
 ├── ModelError               the retry policy
 │   ├── ModelUnavailable         retryable
 │   └── ModelRejected            never the same request again
+│       └── ContextOverflow          a shorter one may do
 ├── ToolError                the model is told and may try another way
 └── StoreError               what is not written did not happen; the session waits or stops
     ├── StoreUnavailable         retryable: the same write with the same key is harmless
@@ -53,6 +54,10 @@ class ModelUnavailable(ModelError):
 
 class ModelRejected(ModelError):
     """The provider will never accept this request."""
+
+
+class ContextOverflow(ModelRejected):
+    """The request is too long for its model: with less of the history it may be accepted."""
 
 
 class ToolError(HalterError):

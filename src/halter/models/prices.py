@@ -231,6 +231,15 @@ def _listed(model: ModelName, base_url: str | None, margin: Decimal) -> Tariff |
     )
 
 
+def window(model: ModelName, base_url: str | None = None) -> int | None:
+    """Tell how many tokens a model can take in, if the bundled table knows it."""
+    from genai_prices.data import providers
+
+    seller = _seller(providers, model.provider, base_url)
+    entry = None if seller is None else seller.find_model(model.model, all_providers=providers)
+    return None if entry is None else entry.context_window
+
+
 def _seller(providers: Sequence["Provider"], name: str, base_url: str | None) -> "Provider | None":
     """Find out who sends the bill: the address tells, or without one, the name.
 

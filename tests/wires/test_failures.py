@@ -1,0 +1,275 @@
+"""Every way in which a provider fails has one meaning: try again or never, paid or not, and what was used."""
+
+import asyncio
+import json
+import socket
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from halter.core.clock import SECOND
+from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable
+from halter.core.usage import Usage
+
+
+async def failed(desk: Any, model: Any = None) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await desk.ask(model=model)
+    return caught.value
+
+
+RETRYABLE = [
+    (408, "Conflict", True),
+    (409, "Conflict", True),
+    (429, "RateLimited", False),
+    (500, "ServerError", True),
+    (502, "ServerError", True),
+    (503, "Overloaded", False),
+    (504, "ServerError", True),
+    (529, "Overloaded", False),
+]
+NEVER_AGAIN = [
+    (400, "Rejected"),
+    (401, "Unauthorized"),
+    (402, "QuotaExceeded"),
+    (403, "Forbidden"),
+    (404, "NotFound"),
+    (413, "ContextOverflow"),
+    (422, "Rejected"),
+]
+
+
+@pytest.mark.parametrize(("status", "kind", "billed"), RETRYABLE)
+async def test_what_may_pass_is_worth_another_try(desk: Any, status: int, kind: str, billed: bool) -> None:  # noqa: FBT001
+    desk.provider.refuses(status)
+    error = await failed(desk)
+    assert type(error) is ModelUnavailable
+    assert str(error) == f"{kind}: {desk.model.name} answered {status}: No luck."
+    assert (error.billed, error.usage, error.retry_after) == (billed, None, None)
+    assert len(desk.provider.asked) == 1
+
+
+@pytest.mark.parametrize(("status", "kind"), NEVER_AGAIN)
+async def test_what_was_refused_is_never_asked_again_and_costs_nothing(desk: Any, status: int, kind: str) -> None:
+    desk.provider.refuses(status)
+    error = await failed(desk)
+    assert isinstance(error, ModelRejected)
+    assert str(error) == f"{kind}: {desk.model.name} answered {status}: No luck."
+    assert not error.billed
+    assert len(desk.provider.asked) == 1
+
+
+async def test_a_provider_says_how_long_to_wait_in_seconds(desk: Any) -> None:
+    desk.provider.refuses(429, retry_after="7")
+    assert (await failed(desk)).retry_after == 7 * SECOND
+
+
+async def test_a_provider_says_how_long_to_wait_as_a_date(desk: Any) -> None:
+    desk.provider.refuses(429, retry_after=format_datetime(datetime.now(UTC) + timedelta(minutes=10), usegmt=True))
+    wait = (await failed(desk)).retry_after
+    assert wait is not None
+    assert 8 * 60 * SECOND < wait <= 10 * 60 * SECOND
+
+
+@pytest.mark.parametrize("nonsense", ["soon", "-5", "nan", "1e400"])
+async def test_a_wait_that_makes_no_sense_is_no_wait(desk: Any, nonsense: str) -> None:
+    desk.provider.refuses(429, retry_after=nonsense)
+    wait = (await failed(desk)).retry_after
+    assert wait is None or 0 <= wait <= 24 * 3600 * SECOND
+
+
+OVERFLOWS = {
+    "openai": (400, "This model's maximum context length is 8 tokens.", "context_length_exceeded"),
+    "anthropic": (400, "prompt is too long: 9 tokens > 8 maximum", "invalid_request_error"),
+    "google": (400, "The input token count (9) exceeds the maximum number of tokens allowed (8).", "INVALID_ARGUMENT"),
+}
+
+
+async def test_a_prompt_that_is_too_long_is_told_apart(desk: Any) -> None:
+    desk.provider.refuses(*OVERFLOWS[desk.wire])
+    error = await failed(desk)
+    assert isinstance(error, ContextOverflow)
+    assert str(error).startswith("ContextOverflow: ")
+    assert not error.billed
+
+
+@pytest.mark.parametrize("wire", ["openai"], indirect=True)
+async def test_waiting_brings_no_credit_back(desk: Any) -> None:
+    desk.provider.refuses(429, "You exceeded your current quota.", "insufficient_quota")
+    error = await failed(desk)
+    assert isinstance(error, ModelRejected)
+    assert str(error).startswith("QuotaExceeded: ")
+
+
+async def test_where_nobody_listens_nothing_was_paid(desk: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        error = await failed(desk, desk.reach(desk.model.name, taken.getsockname()[1]))
+    assert type(error) is ModelUnavailable
+    assert str(error).startswith("ConnectionFailed: ")
+    assert not error.billed
+
+
+async def test_a_connection_that_closes_before_any_answer_may_have_been_paid(desk: Any) -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        error = await failed(desk, desk.reach(desk.model.name, server.sockets[0].getsockname()[1]))
+    assert type(error) is ModelUnavailable
+    assert str(error).startswith("ConnectionLost: ")
+    assert error.billed
+
+
+CALL = (("id-1", "read_file", ('{"path":', '"a.log"}')),)
+
+
+@pytest.mark.parametrize("abort", [True, False], ids=["torn", "closed politely"])
+@pytest.mark.parametrize("until", ["text", "args"])
+async def test_a_cut_stream_is_never_taken_for_a_whole_answer(streamed: Any, until: str, abort: bool) -> None:  # noqa: FBT001
+    streamed.provider.says("I will ", "look.", calls=CALL, until=until, abort=abort)
+    error = await failed(streamed)
+    assert type(error) is ModelUnavailable
+    assert str(error) == f"CutStream: the answer of {streamed.model.name} ended before it was finished"
+    assert error.billed
+    assert len(streamed.provider.asked) == 1
+
+
+async def test_a_stream_that_ends_without_a_finish_is_cut(streamed: Any) -> None:
+    streamed.provider.says("It is seven.", finish=None)
+    assert str(await failed(streamed)).startswith("CutStream: ")
+    assert streamed.heard == ["It is seven."]
+
+
+@pytest.mark.parametrize("abort", [True, False], ids=["torn", "closed politely"])
+async def test_a_stream_without_a_word_is_no_empty_answer(streamed: Any, abort: bool) -> None:  # noqa: FBT001
+    streamed.provider.says(until="start", finish=None, usage=None, abort=abort)
+    error = await failed(streamed)
+    assert type(error) is ModelUnavailable
+    assert str(error).split(":")[0] in {"CutStream", "ConnectionLost", "BadAnswer"}
+    assert error.billed
+
+
+@pytest.mark.parametrize("wire", ["anthropic", "google"], indirect=True)
+@pytest.mark.parametrize("abort", [True, False], ids=["torn", "closed politely"])
+async def test_a_cut_stream_tells_what_was_reported_and_no_less_output_than_came(streamed: Any, abort: bool) -> None:  # noqa: FBT001
+    streamed.provider.says("twelve bytes", " and more", until="text", abort=abort)
+    assert (await failed(streamed)).usage == Usage(100, 12, 40)
+
+
+@pytest.mark.parametrize("wire", ["openai"], indirect=True)
+async def test_a_stream_that_reports_but_never_finishes_tells_what_was_reported(streamed: Any) -> None:
+    streamed.provider.says("It is seven.", finish=None, usage=(100, 20, 40))
+    assert (await failed(streamed)).usage == Usage(100, 20, 40)
+
+
+@pytest.mark.parametrize("wire", ["openai"], indirect=True)
+async def test_a_stream_that_was_cut_before_its_report_tells_of_no_usage(streamed: Any) -> None:
+    streamed.provider.says("It is ", "seven.", until="text")
+    assert (await failed(streamed)).usage is None
+
+
+@pytest.mark.parametrize("wire", ["openai", "anthropic"], indirect=True)
+async def test_a_finished_answer_is_kept_although_the_connection_breaks_after_it(streamed: Any) -> None:
+    streamed.provider.says("It is seven.", until="finish")
+    assert (await streamed.ask()).text == "It is seven."
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"   \n", b'{"id": "c1", "choi', b"<html>Bad gateway</html>", b"[]", b"null", b"7"]
+)
+async def test_an_answer_that_nobody_can_read_is_worth_another_try(desk: Any, body: bytes) -> None:
+    desk.provider.sends(200, body, "text/html" if body.startswith(b"<") else "application/json")
+    error = await failed(desk)
+    assert type(error) is ModelUnavailable
+    assert error.billed
+    assert error.usage is None
+
+
+SHAPES = [
+    {},
+    {"choices": [], "content": [], "candidates": []},
+    {"choices": None, "content": None, "candidates": None},
+    {"choices": [{}], "content": [{}], "candidates": [{}]},
+    {"choices": [{"message": None}], "content": [{"type": "text"}], "candidates": [{"content": {"parts": [{}]}}]},
+    {"choices": "x", "content": "x", "candidates": "x"},
+    {"error": {"message": "upstream broke"}},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=json.dumps)
+@pytest.mark.parametrize("streaming", [False], indirect=True)
+async def test_an_answer_of_another_shape_is_worth_another_try(desk: Any, shape: dict[str, Any]) -> None:
+    desk.provider.sends(200, shape)
+    assert type(await failed(desk)) is ModelUnavailable
+
+
+GARBAGE = [
+    b"data: {broken\n\n",
+    b"data: 7\n\n",
+    b"data: null\n\n",
+    b"data: [1]\n\n",
+    b": only a comment\n\n",
+    b"data: \n\n",
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+async def test_a_stream_that_nobody_can_read_is_worth_another_try(streamed: Any, garbage: bytes) -> None:
+    streamed.provider.sends(200, garbage, "text/event-stream")
+    error = await failed(streamed)
+    assert type(error) is ModelUnavailable
+    assert error.billed
+
+
+IN_STREAM = {
+    "openai": b'data: {"error":{"message":"Too many.","type":"server_error","code":"server_error"}}\n\n',
+    "anthropic": b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"Too many."}}\n\n',
+    "google": b'data: {"error":{"code":503,"message":"Too many.","status":"UNAVAILABLE"}}\n\n',
+}
+
+
+async def test_an_error_inside_a_stream_is_worth_another_try(streamed: Any) -> None:
+    streamed.provider.sends(200, IN_STREAM[streamed.wire], "text/event-stream")
+    error = await failed(streamed)
+    assert type(error) is ModelUnavailable
+    assert "Too many." in str(error)
+
+
+async def test_a_request_that_is_cancelled_lets_go_of_its_connection(desk: Any) -> None:
+    desk.provider.says("I will ", "look.", until="text", hang=True)
+    asking = asyncio.create_task(desk.ask())
+    await asyncio.wait_for(desk.provider.hanging.wait(), 10)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await asyncio.wait_for(desk.provider.gone.wait(), 10)
+
+
+async def test_a_provider_that_hangs_is_left_at_the_deadline(desk: Any) -> None:
+    desk.provider.says("I will ", "look.", until="text", hang=True)
+    asking = asyncio.create_task(desk.ask())
+    await asyncio.wait_for(desk.provider.hanging.wait(), 10)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await asking
+    await asyncio.wait_for(desk.provider.gone.wait(), 10)
+
+
+async def test_after_a_cut_stream_the_next_request_is_answered(streamed: Any) -> None:
+    streamed.provider.says("I will ", "look.", until="text", abort=True)
+    await failed(streamed)
+    streamed.provider.says("It is seven.")
+    assert (await streamed.ask()).text == "It is seven."
+
+
+async def test_no_error_tells_the_key(desk: Any) -> None:
+    key = desk.provider.key
+    for status in (400, 401, 429, 500):
+        desk.provider.refuses(status, f"Incorrect API key provided: {key}. " + "Long. " * 200)
+        error = await failed(desk)
+        assert key not in str(error)
+        assert "***" in str(error)
+        assert len(str(error)) < 500

@@ -1,0 +1,275 @@
+"""What a model is told over a wire: all that Halter says, in a form that its provider takes, and nothing else."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult, user
+from halter.core.mind import Provider
+from halter.core.tools import ToolSpec
+from halter.core.usage import ModelName
+from halter.models.providers import model_from
+from halter.models.wire_messages import history
+
+CALLED = Message("assistant", (Text("Let me look.", "model"), ToolCall("id-1", "read_file", '{"path": "a.log"}')))
+RESULT = Message("user", (ToolResult("id-1", "read_file", "ok", "line one"),))
+LONG = (user("What is in a.log?"), CALLED, RESULT, Message("assistant", (Text("One line.", "model"),)), user("Sure?"))
+
+
+@pytest.fixture(params=[False], ids=["whole"])
+def streaming(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Find every text in a request, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from texts(each)
+
+
+def turns(body: dict[str, Any]) -> list[Any]:
+    return body["contents"] if "contents" in body else body["messages"]
+
+
+def without_marks(value: Any) -> Any:
+    """Leave out where a provider is told to cache: the marks move, and are no part of what is cached."""
+    if isinstance(value, dict):
+        return {key: without_marks(each) for key, each in value.items() if key != "cache_control"}
+    return [without_marks(each) for each in value] if isinstance(value, list) else value
+
+
+async def test_system_history_and_tools_arrive(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    await desk.ask(desk.prompt(*LONG, system="Be brief."))
+    said = list(texts(desk.provider.last))
+    assert {"Be brief.", "What is in a.log?", "Let me look.", "line one", "One line.", "Sure?", "Reads a file."} <= set(
+        said
+    )
+    arguments = json.dumps(desk.provider.last).replace(" ", "").replace("\\", "")
+    assert '"path":"a.log"' in arguments
+    assert '"required":["path"]' in arguments
+
+
+LIMITS = {
+    "openai": ["max_completion_tokens"],
+    "anthropic": ["max_tokens"],
+    "google": ["generationConfig", "maxOutputTokens"],
+}
+
+
+async def test_the_most_that_may_be_written_is_always_said(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    await desk.ask()
+    value = desk.provider.last
+    for key in LIMITS[desk.wire]:
+        value = value[key]
+    assert value == 777
+
+
+@pytest.mark.parametrize("wire", ["openai"], indirect=True)
+@pytest.mark.parametrize(
+    ("model", "known_as"), [("qwen3", "max_tokens"), ("gpt-oss:20b", "max_tokens"), ("gpt-5", "max_completion_tokens")]
+)
+async def test_a_server_is_told_the_limit_by_the_name_that_it_knows(desk: Any, model: str, known_as: str) -> None:
+    desk.provider.says("Yes.")
+    other = desk.reach(ModelName("local", model))
+    await desk.ask(model=other)
+    await other.aclose()
+    assert {key for key in desk.provider.last if key.startswith("max_")} == {known_as}
+
+
+async def test_a_temperature_is_sent_only_if_somebody_chose_one(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    await desk.ask()
+    assert "temperature" not in json.dumps(desk.provider.last)
+    chosen = desk.reach(ModelName("mine", "some-model"), temperature=0.25)
+    await desk.ask(model=chosen)
+    await chosen.aclose()
+    assert '"temperature": 0.25' in json.dumps(desk.provider.last)
+
+
+async def test_each_request_begins_with_all_of_the_one_before(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    for length in (1, 3, 5):
+        await desk.ask(desk.prompt(*LONG[:length]))
+    bodies = [without_marks(asked.body) for asked in desk.provider.asked]
+    for before, after in itertools.pairwise(bodies):
+        assert turns(after)[: len(turns(before))] == turns(before)
+        assert {key: value for key, value in before.items() if value is not turns(before)} == {
+            key: value for key, value in after.items() if value is not turns(after)
+        }
+
+
+def test_a_message_is_converted_once() -> None:
+    messages = [user(f"Message {number}.") if number % 2 == 0 else CALLED for number in range(6)]
+    first = [part for turn in history(messages) for part in turn.parts]
+    again = [part for turn in history([*messages, RESULT]) for part in turn.parts]
+    assert all(one is other for one, other in zip(first, again, strict=False))
+
+
+@pytest.mark.parametrize("wire", ["anthropic"], indirect=True)
+async def test_the_stable_beginning_is_marked_for_the_cache_for_minutes(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    await desk.ask(desk.prompt(*LONG))
+    body = desk.provider.last
+    kept = {"type": "ephemeral", "ttl": "5m"}
+    assert body["tools"][-1]["cache_control"] == kept
+    assert body["system"][-1]["cache_control"] == kept
+    assert [block.get("cache_control") for turn in body["messages"] for block in turn["content"]] == [
+        None,
+        None,
+        None,
+        kept,
+        None,
+        kept,
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["", "   ", "{", '{"path": "a', "[1]", "7", "null", '"text"', "\x00", "\ud800", "{" * 5000, '{"a": NaN}'],
+)
+async def test_arguments_that_a_model_got_wrong_can_be_shown_to_it_again(desk: Any, arguments: str) -> None:
+    desk.provider.says("Yes.")
+    called = Message("assistant", (ToolCall("id-1", "read_file", arguments),))
+    told = Message("user", (ToolResult("id-1", "read_file", "error", "These are no arguments."),))
+    assert (await desk.ask(desk.prompt(user("Go."), called, told))).text == "Yes."
+    sent = {
+        "openai": lambda body: json.loads(body["messages"][2]["tool_calls"][0]["function"]["arguments"]),
+        "anthropic": lambda body: body["messages"][1]["content"][0]["input"],
+        "google": lambda body: body["contents"][1]["parts"][0]["functionCall"].get("args", {}),
+    }[desk.wire](desk.provider.last)
+    assert isinstance(sent, dict)
+    assert list(sent) in ([], ["_invalid"])
+
+
+@pytest.mark.parametrize("wire", ["anthropic"], indirect=True)
+async def test_a_call_that_failed_is_told_as_one(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    failed = Message("user", (ToolResult("id-1", "read_file", "denied", "You may not."),))
+    await desk.ask(desk.prompt(user("Go."), CALLED, failed))
+    block = desk.provider.last["messages"][2]["content"][0]
+    assert (block["type"], block["is_error"]) == ("tool_result", True)
+
+
+async def test_turns_alternate_and_results_stand_before_words(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    said = (
+        user("One."),
+        user("Two."),
+        Message("assistant", (ToolCall("a", "read_file", "{}"), ToolCall("b", "read_file", "{}"))),
+        Message("user", (Text("By the way."), ToolResult("a", "read_file", "ok", "first"))),
+        Message("user", (ToolResult("b", "read_file", "ok", "second"), Text("Go on."))),
+        Message("assistant", (Text("  \n", "model"),)),
+        user(""),
+    )
+    await desk.ask(desk.prompt(*said, system=""))
+    sent = turns(desk.provider.last)
+    order = [
+        text for text in texts(sent) if text in {"One.", "Two.", "first", "second", "By the way.", "Go on.", "(empty)"}
+    ]
+    assert order == ["One.", "Two.", "first", "second", "By the way.", "Go on.", "(empty)"]
+    roles = ["assistant" if turn["role"] in {"assistant", "model"} else "user" for turn in sent]
+    assert [role for role, _ in itertools.groupby(roles)] == ["user", "assistant", "user"]
+    assert desk.wire != "anthropic" or len(sent) == 3
+
+
+async def test_ids_and_names_that_no_provider_takes_are_mended_alike_in_call_and_result(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    called = Message("assistant", (ToolCall("0.0/ü" * 20, "no such: tool!", "{}"),))
+    told = Message("user", (ToolResult("0.0/ü" * 20, "no such: tool!", "error", "There is no such tool."),))
+    await desk.ask(desk.prompt(user("Go."), called, told))
+    ids = [text for text in texts(turns(desk.provider.last)) if text.startswith("call_")]
+    assert len(ids) == 2
+    assert len(set(ids)) == 1
+    assert "no_such__tool_" in list(texts(turns(desk.provider.last)))
+
+
+@pytest.mark.parametrize("text", ["\x00", "a\ud800b", "\udfff", "😀", "﷽" * 100])
+async def test_any_text_can_be_said(desk: Any, text: str) -> None:
+    desk.provider.says("Yes.")
+    told = (user(text), CALLED, Message("user", (ToolResult("id-1", "read_file", "ok", text),)))
+    assert (await desk.ask(desk.prompt(*told, system=text))).text == "Yes."
+
+
+async def test_a_tool_with_a_schema_of_any_depth_arrives(desk: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"filter": {"$ref": "#/$defs/filter"}, "tags": {"type": "array", "items": {"type": "string"}}},
+        "$defs": {"filter": {"type": "object", "properties": {"name": {"type": "string"}}}},
+        "additionalProperties": False,
+    }
+    desk.provider.says("Yes.")
+    tool = ToolSpec(name="search", description="Searches.", schema=json.dumps(schema).encode())
+    bare = ToolSpec(name="now", description="", schema=b'{"type":"object","properties":{}}')
+    await desk.ask(desk.prompt(tools=(tool, bare)))
+    assert {"search", "now"} <= set(texts(desk.provider.last))
+
+
+@pytest.mark.parametrize("wire", ["google"], indirect=True)
+async def test_an_answer_is_never_continued_by_a_request_that_nobody_held_money_for(desk: Any) -> None:
+    part = {"content": {"role": "model", "parts": [{"text": "And so"}]}, "finishReason": "CONTINUATION"}
+    desk.provider.sends(200, {"candidates": [{**part, "continuationToken": "bW9yZQ=="}], "modelVersion": "m"})
+    assert (await desk.ask()).stop == "max_tokens"
+    assert len(desk.provider.asked) == 1
+
+
+AMBIENT = {
+    "OPENAI_API_KEY": "sk-ambient",
+    "OPENAI_ADMIN_KEY": "sk-ambient-admin",
+    "OPENAI_ORG_ID": "org-ambient",
+    "OPENAI_PROJECT_ID": "project-ambient",
+    "OPENAI_CUSTOM_HEADERS": "X-Secret: header-ambient",
+    "ANTHROPIC_API_KEY": "sk-ant-ambient",
+    "ANTHROPIC_AUTH_TOKEN": "token-ambient",
+    "ANTHROPIC_CUSTOM_HEADERS": "X-Secret: header-ambient",
+    "GEMINI_API_KEY": "gemini-ambient",
+    "GOOGLE_API_KEY": "google-ambient",
+}
+
+
+@pytest.mark.parametrize("api_key", ["", "${secret:MINE}"])
+async def test_nothing_in_the_environment_goes_to_an_address_that_an_agents_file_chose(
+    desk: Any, monkeypatch: pytest.MonkeyPatch, api_key: str
+) -> None:
+    for name, value in AMBIENT.items():
+        monkeypatch.setenv(name, value)
+    desk.provider.says("Yes.")
+    chosen = Provider(wire=desk.wire, base_url=desk.model.base_url, api_key=api_key)
+    for name in ("openai:m", "anthropic:m", "google:m", "mine:m"):
+        model = model_from(name, {name.split(":")[0]: chosen}, {**AMBIENT, "MINE": "own-key"}.get)
+        await desk.ask(model=model)
+        await model.aclose()
+    for asked in desk.provider.asked:
+        assert "ambient" not in f"{asked.path} {asked.headers} {asked.body}"
+        assert ("own-key" in str(asked.headers)) is bool(api_key)
+
+
+@pytest.mark.parametrize("wire", ["openai", "anthropic"], indirect=True)
+async def test_a_key_of_the_environment_goes_where_the_environment_points(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    prefix = desk.wire.upper()
+    known = {f"{prefix}_BASE_URL": desk.model.base_url, f"{prefix}_API_KEY": "given-key"}
+    model = model_from(f"{desk.wire}:m", {}, known.get)
+    await desk.ask(model=model)
+    await model.aclose()
+    assert "given-key" in str(desk.provider.asked[-1].headers)
+
+
+def test_a_key_is_not_shown_by_the_model_that_has_it() -> None:
+    model = model_from("openai:gpt-5", {}, {"OPENAI_API_KEY": "sk-made-up"}.get)
+    assert "sk-made-up" not in repr(model)
+
+
+def test_a_prompt_is_counted_without_asking_anybody() -> None:
+    model = model_from("openai:gpt-5", {}, {"OPENAI_API_KEY": "sk-made-up"}.get)
+    assert model.count(Prompt(messages=(user("four"),))) >= 4
