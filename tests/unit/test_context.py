@@ -262,17 +262,18 @@ def ask(session: Session, window: int, strategy: ContextStrategy) -> None:
             pass
     marker = marker_for(session.cut, strategy, "S") if session.cut else None
     sent = view(history, session.cut, marker)
-    promised(session, sent, window, now.newest)
+    promised(session, sent, window)
 
 
-def promised(session: Session, sent: tuple[Message, ...], window: int, unanswered: int) -> None:
+def promised(session: Session, sent: tuple[Message, ...], window: int) -> None:
     parts = flat(sent)
     assert sum(map(size, sent)) <= window
     assert parts[: len(session.before)] == session.before
     session.before = parts
     for opening in (session.history[0], session.history[session.turn]):
         assert all(("user", part) in parts for part in opening.parts if isinstance(part, Text))
-    unseen = flat(session.history[unanswered:])
+    answers = [place for place, message in enumerate(session.history) if message.role == "assistant"]
+    unseen = flat(session.history[max(answers, default=-1) + 1 :])
     assert parts[-len(unseen) :] == unseen
     assert [part.id for _, part in parts if isinstance(part, ToolCall)] == [
         part.id for _, part in parts if isinstance(part, ToolResult)
