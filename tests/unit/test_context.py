@@ -207,6 +207,7 @@ def test_a_message_is_shortened_once_for_each_limit_and_one_that_fits_is_left_al
     assert message == long_result(5000)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=400), st.integers(0, 400))
 def test_a_result_never_grows_by_being_shortened(text: str, limit: int) -> None:
     [part] = shortened(Message("user", (ToolResult("c", "read", "ok", text),)), limit).parts
@@ -285,7 +286,7 @@ def promised(session: Session, sent: tuple[Message, ...], window: int) -> None:
 growth = st.tuples(st.sampled_from(["answer"] * 4 + ["turn", "internal"]), st.integers(0, 300), st.integers(0, 3))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(growth, min_size=5, max_size=60), st.integers(300, 3000), st.sampled_from(STRATEGIES))
 def test_a_session_that_grows_and_is_cut_keeps_all_promises(
     grown: list[tuple[str, int, int]], window: int, strategy: ContextStrategy

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halter.config.load import load_bytes
@@ -194,6 +194,7 @@ values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), values, max_size=3), st.text())
 async def test_whatever_is_known_and_said_an_answer_comes(facts: dict[str, Any], text: str) -> None:
     model = rules("- {when: hot.x > 3 && message.size() > 2, say: Yes.}\n- say: No.\n")
