@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halter.brain.meter import Meter, Size, size
@@ -74,6 +74,7 @@ requests = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(requests)
 def test_the_bound_is_never_below_the_truth(drawn: list[tuple[int, int, float, float, bool, bool]]) -> None:
     meter, stable, truth, cuts = Meter(), 100, 100, 0

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halter.brain.repetition import LONGEST_PERIOD, Loop, fingerprint, stuck
@@ -105,6 +105,7 @@ def test_ids_order_and_the_way_that_json_is_written_do_not_count() -> None:
 calls_with_results = st.lists(st.tuples(st.text(max_size=5), st.text(max_size=20), st.text(max_size=5)), max_size=6)
 
 
+@settings(deadline=None)
 @given(calls_with_results, st.randoms(use_true_random=False))
 def test_any_step_has_one_fingerprint_however_it_is_ordered(
     drawn: list[tuple[str, str, str]], chance: random.Random
@@ -132,6 +133,7 @@ def naively(steps: Sequence[str], most: int) -> bool:
     return False
 
 
+@settings(deadline=None)
 @given(st.text("ABC", max_size=16), st.integers(1, 6))
 def test_loops_are_found_as_the_rule_says(steps: str, most: int) -> None:
     assert (stuck(steps, most) is not None) == naively(steps, most)

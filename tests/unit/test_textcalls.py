@@ -265,7 +265,7 @@ FRAGMENTS = (
 grammar = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=40).map("".join)
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(grammar | st.text(st.characters()), st.sampled_from([KEY, "", " ", ">", "k"]))
 @example(f"{OPEN}f(a='\\U99999999')</skill>", KEY)
 def test_no_text_is_too_strange(text: str, nonce: str) -> None:
@@ -276,7 +276,7 @@ def test_no_text_is_too_strange(text: str, nonce: str) -> None:
         assert call.arguments.startswith("<skill>") or isinstance(json.loads(call.arguments), dict)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(grammar.filter(lambda text: OPEN not in text))
 def test_text_without_the_nonce_never_yields_a_call(text: str) -> None:
     assert read_calls(text, KEY).calls == ()
@@ -323,6 +323,7 @@ names = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
 written_calls = st.tuples(names, st.dictionaries(names, written_values, max_size=4))
 
 
+@settings(deadline=None)
 @given(st.lists(written_calls, max_size=5), st.sampled_from(["", " and ", "</skill>", "<skill>x()</skill>", "'"]))
 def test_calls_are_read_back_as_they_were_written(drawn: list[tuple[str, dict[str, Any]]], between: str) -> None:
     text = between.join(

@@ -163,7 +163,7 @@ def _line(value: Any, index: int, where: Where) -> Line:
     try:
         written = msgspec.convert(value, _Written)
     except msgspec.ValidationError as error:
-        what, path = _understood(str(error))
+        what, path = understood(str(error))
         raise ConfigError(f"{where((index, *path))}: {what}. A reply is made of {_KEYS}.") from None
     calls = tuple(
         ToolCall(f"{index}.{number}", call.tool, _arguments(call)) for number, call in enumerate(written.calls)
@@ -182,7 +182,7 @@ def _line(value: Any, index: int, where: Where) -> Line:
     )
 
 
-def _understood(error: str) -> tuple[str, KeyPath]:
+def understood(error: str) -> tuple[str, KeyPath]:
     """Take a validator's sentence apart: what is wrong, and the way to it."""
     found = _PLACE.match(error)
     if found is None:

@@ -1,0 +1,253 @@
+"""A model that needs no network and costs nothing: it does what the first rule says whose condition holds.
+
+    - when: hot.disk_percent > 90
+      call: {tool: clean_up, arguments: {folder: cache}}
+      yield: {mode: sleep, sleep: 5m, reason: waiting for room}
+    - when: results.exists(r, r.outcome != "ok")
+      say: That did not work, so I leave it to a person.
+    - say: All is well.
+
+A condition is a CEL expression. It sees `hot`, what the agent knows right now; `message`, what a person said last;
+`results`, the last results of this turn, each with `tool`, `outcome` and `text`; and `step`, how many answers this turn
+has had. A condition that asks for something which is not there, or compares what cannot be compared, does not hold.
+
+A rule's calls are made one after the other, and its yield comes last. A rule that has made its calls in this turn is
+passed over, unless it says `once: false`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, cast
+
+import msgspec
+
+from halter.core.counting import most_tokens
+from halter.core.durations import parse_duration
+from halter.core.errors import ConfigError
+from halter.core.messages import Hear, Message, Prompt, Reply, Text, ToolCall, ToolResult
+from halter.core.text import clean, listed
+from halter.core.tools import Permit
+from halter.core.usage import ModelName, Usage
+from halter.models.scripted import Where, understood
+
+REFLEX: Final = ModelName("reflex", "rules")
+NO_RULE: Final = "No rule applies."
+YIELD: Final = "yield"
+
+_NAMES: Final = ("hot", "message", "results", "step")
+_TYPES: Final = frozenset(("bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint"))
+_BOUND: Final = re.compile(r"\.(?:all|exists|exists_one|filter|map)\(\s*(\w+)\s*,")
+
+
+class _Program(Protocol):
+    """A compiled expression."""
+
+    def execute(self, context: dict[str, Any]) -> Any: ...
+    def variables(self) -> list[str]: ...
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """What to say and do, and when. Without a condition a rule always holds."""
+
+    when: _Program | None = None
+    say: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    once: bool = True
+
+    def holds(self, context: dict[str, Any]) -> bool:
+        """Tell whether the condition is true, and not only something else than false."""
+        if self.when is None:
+            return True
+        try:
+            return self.when.execute(context) is True
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError):
+            return False
+
+
+class Reflex:
+    """Answers by rules, the same prompt always in the same way."""
+
+    base_url: None = None
+
+    def __init__(self, rules: Sequence[Rule], name: ModelName = REFLEX) -> None:
+        self.name = name
+        self._rules = tuple(rules)
+
+    def count(self, prompt: Prompt) -> int:
+        """Bound from above how many input tokens a prompt has."""
+        return most_tokens(prompt)
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+        """Do what the first rule says that holds."""
+        permit.use()
+        reply = answer(self._rules, prompt)
+        if hear is not None and reply.text:
+            hear(reply.text)
+        return reply
+
+
+def answer(rules: Sequence[Rule], prompt: Prompt) -> Reply:
+    """Find the first rule that holds, and that has not done its part in this turn."""
+    turn = _turn(prompt.messages)
+    context = _context(prompt, turn)
+    made = {(call.tool, call.arguments) for message in turn for call in message.parts if isinstance(call, ToolCall)}
+    for rule in rules:
+        done = bool(rule.calls) and all((call.tool, call.arguments) in made for call in rule.calls)
+        if not (rule.once and done) and rule.holds(context):
+            words = (Text(rule.say, "model", trusted=False),) if rule.say else ()
+            return Reply((*words, *rule.calls), "calls" if rule.calls else "end", Usage())
+    return Reply((Text(NO_RULE, "model", trusted=False),), "end", Usage())
+
+
+def _turn(messages: Sequence[Message]) -> Sequence[Message]:
+    """Take the messages of this turn: from a person's words on, or from where the turn before it ended."""
+    for place in range(len(messages) - 1, -1, -1):
+        if _is_from_person(messages[place]):
+            return messages[place:]
+        if _ends(messages[place]):
+            return messages[place + 1 :]
+    return messages
+
+
+def _is_from_person(message: Message) -> bool:
+    return message.role == "user" and any(_is_said(part) for part in message.parts)
+
+
+def _is_said(part: Any) -> bool:
+    return isinstance(part, Text) and part.origin == "person" and not part.reason
+
+
+def _ends(message: Message) -> bool:
+    """Tell whether a turn ended here: with an answer that asks for nothing, or with a yield that was accepted."""
+    if message.role == "assistant":
+        return not any(isinstance(part, ToolCall) for part in message.parts)
+    return any(isinstance(part, ToolResult) and part.tool == YIELD and part.outcome == "ok" for part in message.parts)
+
+
+def _context(prompt: Prompt, turn: Sequence[Message]) -> dict[str, Any]:
+    person = next((message for message in reversed(prompt.messages) if _is_from_person(message)), None)
+    said = [part.text for part in (person.parts if person else ()) if isinstance(part, Text) and _is_said(part)]
+    given = ([part for part in message.parts if isinstance(part, ToolResult)] for message in reversed(turn))
+    results = next(filter(None, given), ())
+    return {
+        "hot": _plain(prompt.facts),
+        "message": clean("\n".join(said)),
+        "results": [{"tool": each.tool, "outcome": each.outcome, "text": clean(each.text)} for each in results],
+        "step": sum(message.role == "assistant" for message in turn),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Make a value one that an expression can look at, whatever it is."""
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case Mapping():
+            return {clean(str(key)): _plain(each) for key, each in cast("Mapping[Any, Any]", value).items()}
+        case list() | tuple():
+            return [_plain(each) for each in cast("Sequence[Any]", value)]
+        case _:
+            return clean(str(value))
+
+
+class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tool: str
+    arguments: dict[str, Any] = {}
+
+
+class _Yield(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A yield as a rule writes it, which is also what its tool is sent: only what was written."""
+
+    mode: Literal["continue", "sleep", "shutdown"]
+    sleep: str | float | None = None
+    wake_early_if: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"yields": YIELD}):
+    """One rule as a file writes it."""
+
+    when: str | None = None
+    call: _Call | None = None
+    calls: tuple[_Call, ...] = ()
+    say: str = ""
+    yields: _Yield | None = None
+    once: bool = True
+
+
+_KEYS: Final = listed(_Written.__struct_encode_fields__)
+
+
+def reflex_from(value: Any, where: Where, name: ModelName = REFLEX) -> Reflex:
+    """Make a model of what a file of rules says, or raise a ConfigError that names the line to change."""
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{where(())}: the rules are a list, each with some of {_KEYS}.")
+    rules = [_rule(each, index, where) for index, each in enumerate(cast("Sequence[Any]", value))]
+    return Reflex(rules, name)
+
+
+def _rule(value: Any, index: int, where: Where) -> Rule:
+    try:
+        written = msgspec.convert(value, _Written)
+    except msgspec.ValidationError as error:
+        what, path = understood(str(error))
+        raise ConfigError(f"{where((index, *path))}: {what}. A rule is made of {_KEYS}.") from None
+    if written.call is not None and written.calls:
+        raise ConfigError(f"{where((index, 'call'))}: a rule has `call` for one call or `calls` for several, not both.")
+    calls = _calls(written, index, where)
+    if not (calls or written.say):
+        raise ConfigError(f"{where((index,))}: this rule does nothing: give it `call`, `calls`, `say` or `yield`.")
+    when = None if written.when is None else _compiled(written.when, where((index, "when")))
+    return Rule(when=when, say=written.say, calls=calls, once=written.once)
+
+
+def _calls(written: _Written, index: int, where: Where) -> tuple[ToolCall, ...]:
+    """List the calls of a rule, each in a group of its own: in the order in which they stand."""
+    calls = [(call.tool, call.arguments) for call in (*filter(None, (written.call,)), *written.calls)]
+    if written.yields is not None:
+        _check_sleep(written.yields.sleep, where((index, YIELD, "sleep")))
+        calls.append((YIELD, msgspec.to_builtins(written.yields)))
+    return tuple(
+        ToolCall(f"{index}.{number}", tool, msgspec.json.encode(arguments).decode(), number)
+        for number, (tool, arguments) in enumerate(calls)
+    )
+
+
+def _check_sleep(sleep: str | float | None, place: str) -> None:
+    if isinstance(sleep, str):
+        try:
+            parse_duration(sleep)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from None
+    elif sleep is not None and not sleep >= 0:
+        raise ConfigError(f"{place}: {sleep} is no number of seconds that can pass; write it like 5m.")
+
+
+def _compiled(expression: str, place: str) -> _Program:
+    import cel
+
+    try:
+        program = cel.compile(expression)
+    except ValueError as error:
+        told = str(error).partition("Syntax error: ")[2].partition("\n")[0] or "it cannot be read"
+        raise ConfigError(f"{place}: the condition `{expression}` is no CEL expression: {told}.") from None
+    unknown = set(program.variables()) - {*_NAMES, *_TYPES, *_BOUND.findall(expression)}
+    if unknown:
+        raise ConfigError(
+            f"{place}: the condition `{expression}` asks for {listed(sorted(unknown))}, "
+            f"but a rule knows only {listed(_NAMES)}."
+        )
+    _try_out(program, expression, place)
+    return program
+
+
+def _try_out(program: _Program, expression: str, place: str) -> None:
+    """Find what is wrong with an expression whatever it is given, such as a function that does not exist."""
+    try:
+        program.execute({"hot": {}, "message": "", "results": [], "step": 0})
+    except RuntimeError as error:
+        told = str(error).partition(". Check")[0]
+        raise ConfigError(f"{place}: the condition `{expression}` cannot be worked out: {told}.") from None
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        # Nothing is known yet, so that most conditions have nothing to look at.
+        return
