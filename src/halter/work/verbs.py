@@ -28,8 +28,8 @@ class Verb:
     """A tool whose arguments are a struct. It fulfils the port `Tool`."""
 
     def __init__(self, name: str, description: str, takes: type[T], act: Callable[[T], Awaitable[str]]) -> None:
-        schema = msgspec.json.schema(takes)
-        flat = {**schema["$defs"][takes.__name__], "$defs": schema["$defs"]} if "$ref" in schema else schema
+        (described,), components = msgspec.json.schema_components([takes], ref_template="{name}")
+        flat = components[described["$ref"]]
         self._takes: type[Any] = takes
         self._act: Callable[[Any], Awaitable[str]] = act
         self._spec = sealed(
