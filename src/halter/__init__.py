@@ -3,28 +3,41 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from halter.app.agents import Agent
     from halter.app.library import Guard, GuardedSession, SessionOver, SessionTaken
+    from halter.app.result import Result, RunFailed
+    from halter.core.messages import StreamChunk
     from halter.core.tools import Failed, Output
     from halter.guard.chokepoint import Answer
-    from halter.tools.arguments import CallKey
+    from halter.tools.arguments import CallKey, Deps
     from halter.tools.tool import tool
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "Agent",
     "Answer",
     "CallKey",
+    "Deps",
     "Failed",
     "Guard",
     "GuardedSession",
     "Output",
+    "Result",
+    "RunFailed",
     "SessionOver",
     "SessionTaken",
+    "StreamChunk",
     "__version__",
     "tool",
 ]
 
 _HOMES = {
+    "Agent": "halter.app.agents",
+    "Deps": "halter.tools.arguments",
+    "Result": "halter.app.result",
+    "RunFailed": "halter.app.result",
+    "StreamChunk": "halter.core.messages",
     "Answer": "halter.guard.chokepoint",
     "CallKey": "halter.tools.arguments",
     "Failed": "halter.core.tools",

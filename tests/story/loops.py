@@ -38,7 +38,7 @@ from halter.state.receipt import Receipt, receipt
 from halter.testing.world import World
 from halter.tools.tool import tool
 from halter.work.conversation import Came, Conversation
-from halter.work.verbs import ask_user, read_output, yields
+from halter.work.verbs import verbs
 
 PRICED = "scripted:priced"
 
@@ -210,9 +210,7 @@ class Story:
         return Standing("s", "desk", self.policy.phases[0], self.policy, digest, kept_usd=kept, kept_tokens=tokens)
 
     def tools(self, store: PatientStore) -> Mapping[str, Tool]:
-        made: list[Tool] = [*self.desk.tools(), ask_user(), read_output(store, "s"), *self.extra]
-        if self.kind == "autonomous":
-            made.append(yields())
+        made: list[Tool] = [*self.desk.tools(), *verbs(store, "s", self.kind), *self.extra]
         return {each.spec.name: each for each in made}
 
     def thinking(self, running: Running) -> Thinking:

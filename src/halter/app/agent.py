@@ -14,12 +14,15 @@ from msgspec import UNSET
 from halter.app.opened import App
 from halter.config.agent import read_agent
 from halter.config.fleet import Fleet, read_fleet
+from halter.config.load import KeyPath
 from halter.config.mcp import MCP_FILE, read_servers
+from halter.config.mind import Read, read_mind
 from halter.config.resolve import against_tools, resolve
 from halter.config.trust import Trust, folder_digest
 from halter.core.errors import ConfigError
 from halter.core.events import ToolPinned
 from halter.core.ids import FLEET
+from halter.core.mind import Mind
 from halter.core.ports import Draft, Query, Write
 from halter.core.rows import PinRow
 from halter.core.servers import quarantined
@@ -32,6 +35,7 @@ from halter.guard.recovery import WAITS
 from halter.guard.secrets import Secrets, from_environment
 from halter.settings import Settings
 from halter.tools.tool import FunctionTool
+from halter.work.verbs import verb_specs
 
 if TYPE_CHECKING:
     from halter.tools.mcp import Offer
@@ -39,15 +43,26 @@ if TYPE_CHECKING:
 OWN_TOOLS: Final = "tools.py"
 
 
+def _nowhere(_: KeyPath) -> str:
+    return "the agent"
+
+
+UNTHINKING: Final = Read(Mind(), _nowhere, _nowhere)
+
+
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """An agent that is ready to work. `left_out` says which tools of its servers cannot be used, and why."""
+    """An agent that is ready to work. `left_out` says which tools of its servers cannot be used, and why.
+
+    `read` is how it thinks; one that has no model can only play.
+    """
 
     policy: Resolved
     tools: Mapping[str, Tool]
     secrets: Secrets
     quarantined: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = field(default=())
+    read: Read = UNTHINKING
 
     def standing(self, session: str, trigger: str = "") -> Standing:
         """Tell where a session of this agent stands at its beginning."""
@@ -68,15 +83,15 @@ async def assembled(app: App, folder: Path) -> AsyncGenerator[Assembled]:
     """Read an agent's folder, and start the servers that it names. Its code runs only if a person trusted it."""
     fleet = Fleet() if app.settings.fleet is None else read_fleet(app.settings.fleet)
     agent = read_agent(folder)
-    policy = resolve(fleet, agent)
+    policy, read = resolve(fleet, agent), read_mind(fleet, agent, folder)
     demand_trusted(app, folder)
     secrets = from_environment(app.environ)
     async with AsyncExitStack() as stack:
         offer = await stack.enter_async_context(_served(app, folder, policy, secrets))
         tools = unique([*built_in(policy, folder), *own_tools(policy, folder), *offer.tools])
-        against_tools(policy, agent, (tool.spec for tool in tools.values()))
+        against_tools(policy, agent, (*(tool.spec for tool in tools.values()), *verb_specs()))
         waiting = await _pinned(app, policy.name, [tool.spec for tool in offer.tools])
-        yield Assembled(policy, tools, secrets, waiting, offer.left_out)
+        yield Assembled(policy, tools, secrets, waiting, offer.left_out, read)
 
 
 def trust_of(settings: Settings) -> Trust:

@@ -17,25 +17,22 @@ all of it is in the journal before it happens. What a program was doing when it 
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
+from typing import Any, Final, Self, Unpack, overload
 
 import msgspec
 
 from halter.app.agent import Assembled, unique
 from halter.app.doors import gatehouse_for
-from halter.app.opened import LEASE, App, open_app
+from halter.app.opened import App
+from halter.app.program import ProgramOptions, opened, secrets_of, settings_of, spoken
 from halter.brain.running import Running
-from halter.config.agent import Agent, agent_of
-from halter.config.fleet import Fleet, fleet_of, read_fleet
-from halter.config.load import Document, Places
 from halter.config.resolve import against_tools, resolve
-from halter.core.clock import SECOND, Clock
+from halter.core.clock import SECOND
 from halter.core.errors import ConfigError, HalterError, LeaseLost
 from halter.core.events import SessionStarted
-from halter.core.ids import SessionId, WorkerId, new_worker, session_stream
+from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.messages import Model
 from halter.core.money import BudgetRow
 from halter.core.ports import Lease, Query, Stored, kept
@@ -43,15 +40,13 @@ from halter.core.rows import SessionRow, SpendRow
 from halter.core.text import to_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import State, TerminalReason
-from halter.dispatch.tending import taken, tended
+from halter.dispatch.tending import taken
 from halter.guard.approvals import Open, needs_you
 from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer, NeedsPerson
 from halter.guard.flight import StillHeld
 from halter.guard.gatehouse import Gatehouse
-from halter.guard.secrets import GivenSecrets, from_environment
 from halter.journal.patient import PatientStore
-from halter.settings import Settings, read_settings
 from halter.state import life
 from halter.state.receipt import Receipt
 from halter.state.receipt import receipt as receipt_of
@@ -63,25 +58,10 @@ PAGE: Final = 1000
 NEWEST: Final = 1_000_000
 
 
-class GuardOptions(TypedDict, total=False):
-    """What may be said of a guard, all of it optional.
+class GuardOptions(ProgramOptions, total=False):
+    """What may be said of a guard. `simulates` is a model that predicts what dangerous calls would do."""
 
-    `policy` holds keys of an agent's file (`mode`, `limits`, `policy`, `phases`, `secrets`, …), `fleet` those of the
-    fleet's file, or its path. `max_cost_usd` is the cap of one session. `secrets` are values by name. `lease` says for
-    how many seconds a process that died keeps its sessions. `clock` and `environ` are the system's if not given.
-    """
-
-    policy: Mapping[str, Any]
-    fleet: Mapping[str, Any] | str | Path
-    max_cost_usd: float | Decimal | Literal["none"]
-    secrets: Mapping[str, str]
-    tools: Sequence[Tool]
     simulates: Model
-    settings: Settings
-    person: str
-    lease: float
-    clock: Clock
-    environ: Mapping[str, str]
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -103,7 +83,7 @@ class Guard:
         self._options = options
         self._agent = agent
         self._environ = options.get("environ", os.environ)
-        self._settings = _settings(str(store), options, self._environ)
+        self._settings = settings_of(str(store), options, self._environ)
         self._tools: list[Tool] = list(options.get("tools", ()))
         self._stack: AsyncExitStack | None = None
         self._open: _Opened | None = None
@@ -127,15 +107,10 @@ class Guard:
     async def __aenter__(self) -> Self:
         """Open the store and begin to keep leases alive."""
         async with AsyncExitStack() as stack:
-            lease = round(self._options.get("lease", LEASE / SECOND) * SECOND)
-            opening = open_app(self._settings, self._options.get("clock"), self._environ, lease=lease)
-            app = await stack.enter_async_context(opening)
+            held = await stack.enter_async_context(opened(self._agent, self._settings, self._options, self._environ))
             agent = self._assembled()
-            worker = new_worker(self._agent, app.ids)
-            store = PatientStore(app.store, app.clock)
-            await stack.enter_async_context(tended(store, app.clock, worker, max(lease // 3, 1)))
-            gatehouse = gatehouse_for(app, agent.policy, agent.secrets, self._options.get("simulates"))
-            self._open = _Opened(app, store, agent, gatehouse, worker, lease)
+            gatehouse = gatehouse_for(held.app, agent.policy, agent.secrets, self._options.get("simulates"))
+            self._open = _Opened(held.app, held.store, agent, gatehouse, held.worker, held.lease)
             self._stack = stack.pop_all()
         return self
 
@@ -219,13 +194,11 @@ class Guard:
         return await taken(opened.store, opened.app.clock, opened.worker, session, patience)
 
     def _assembled(self) -> Assembled:
-        agent, fleet = _said(self._agent, self._options)
+        agent, fleet = spoken(self._agent, self._options)
         policy = resolve(fleet, agent)
         tools = unique(self._tools)
         against_tools(policy, agent, (tool.spec for tool in self._tools))
-        given = self._options.get("secrets")
-        secrets = from_environment(self._environ) if given is None else GivenSecrets(given)
-        return Assembled(policy, tools, secrets)
+        return Assembled(policy, tools, secrets_of(self._options, self._environ))
 
     def _opened(self) -> "_Opened":
         if self._open is None:
@@ -322,29 +295,3 @@ async def _events(opened: _Opened, session: str) -> Sequence[Stored]:
     while page := await opened.store.read(session_stream(session), len(found), PAGE):
         found += page
     return found
-
-
-def _said(name: str, options: GuardOptions) -> tuple[Agent, Fleet]:
-    """Read what was said in Python as if it stood in the two files, so that the same is checked in the same words."""
-    policy = options.get("policy", {})
-    capped = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
-    said = {"name": name, **policy, "limits": {**policy.get("limits", {}), **capped}}
-    fleet = options.get("fleet", {})
-    read = read_fleet(Path(fleet)) if isinstance(fleet, str | Path) else fleet_of(_document(fleet, "the guard's fleet"))
-    return agent_of(_document(said, "the guard's policy")), read
-
-
-def _document(said: Mapping[str, Any], where: str) -> Document:
-    return Document(dict(said), Places(where))
-
-
-def _settings(store: str, options: GuardOptions, environ: Mapping[str, str]) -> Settings:
-    """Keep checkpoints and their key where the command line keeps them, unless settings are given."""
-    if "settings" in options:
-        return options["settings"]
-    try:
-        home = Path.home()
-    except RuntimeError:
-        home = None
-    settings = read_settings(environ, home, store)
-    return msgspec.structs.replace(settings, person=options["person"]) if "person" in options else settings

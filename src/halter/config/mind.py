@@ -54,18 +54,21 @@ class Read:
     reflex: Where
 
 
-def resolve_mind(fleet: Fleet, agent: Agent, folder: Path) -> Mind:
+def resolve_mind(fleet: Fleet, agent: Agent, folder: Path | None) -> Mind:
     """Put together how an agent thinks, or raise a ConfigError that says what to change."""
     return read_mind(fleet, agent, folder).mind
 
 
-def read_mind(fleet: Fleet, agent: Agent, folder: Path) -> Read:
-    """Do what `resolve_mind` does, and keep where replies and rules stand."""
+def read_mind(fleet: Fleet, agent: Agent, folder: Path | None) -> Read:
+    """Do what `resolve_mind` does, and keep where replies and rules stand.
+
+    An agent of a program has no folder: nothing beside it says what to do, and the files that it names are those here.
+    """
     both, spec = Both(fleet, agent), agent.spec
     providers = _providers(both)
     _check_models(both, providers)
-    script, script_at = _script(agent, folder)
-    reflex, reflex_at = _reflex(agent, folder)
+    script, script_at = _script(agent, folder or Path())
+    reflex, reflex_at = _reflex(agent, folder or Path())
     mind = Mind(
         model=either(spec.model, ""),
         fallback_models=spec.fallback_models,
@@ -197,8 +200,10 @@ def _check_allowed(both: Both, path: KeyPath, model: str) -> None:
     raise both.agent.places.wrong(path, f"{sentence}; add it there, or name another model.")
 
 
-def _instructions(spec: AgentSpec, folder: Path) -> str:
+def _instructions(spec: AgentSpec, folder: Path | None) -> str:
     """Put what the agent's file says before what stands in `AGENTS.md`."""
+    if folder is None:
+        return spec.instructions.strip()
     try:
         data = read_beside(folder, INSTRUCTIONS)
         text = "" if data is None else text_of(data)

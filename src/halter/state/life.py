@@ -77,9 +77,14 @@ def post(session: str, key: str, event: WakePosted, body: bytes | None = None, b
     return Write(inbox_stream(session), key, decide)
 
 
+def said_by(sender: str, origin: Origin = "person") -> WakePosted:
+    """Make the event of a message."""
+    return WakePosted(cause="message", origin=origin, sender=sender, trusted=True)
+
+
 def message(session: str, key: str, text: bytes, sender: str, origin: Origin = "person") -> Write:
     """Say something to a session."""
-    return post(session, key, WakePosted(cause="message", origin=origin, sender=sender, trusted=True), text)
+    return post(session, key, said_by(sender, origin), text)
 
 
 def wake(lease: Lease, key: str, cause: Cause | None, inbox_seen: int) -> Write:

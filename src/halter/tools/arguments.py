@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 from halter.core.errors import ConfigError
 from halter.core.tools import Failed, Invalid, Permit, Valid, secret_names, with_secrets
@@ -24,6 +24,15 @@ class CallKey(str):
     __slots__ = ()
 
 
+DEPS: Final = object()
+"""What marks a parameter that the program fills in."""
+
+T = TypeVar("T")
+
+Deps = Annotated[T, DEPS]
+"""A parameter of the type `Deps[Bank]` is no argument: it gets what the program gave its agent as `deps`."""
+
+
 class Arguments:
     """The arguments of one function."""
 
@@ -31,14 +40,16 @@ class Arguments:
         annotations = _annotations(tool, function)
         self._tool = tool
         self._keys = tuple(name for name, annotation in annotations.items() if annotation is CallKey)
-        self._fields = {name: each for name, each in annotations.items() if each is not CallKey}
+        self.deps = tuple(name for name, annotation in annotations.items() if _is_given(annotation))
+        others = (*self._keys, *self.deps)
+        self._fields = {name: each for name, each in annotations.items() if name not in others}
         self._adapter = _compiled(tool, self._fields, inspect.signature(function))
         self.schema = json.dumps(self._adapter.json_schema()).encode()
 
     @property
     def names(self) -> frozenset[str]:
         """All parameters, whoever fills them in."""
-        return frozenset((*self._fields, *self._keys))
+        return frozenset((*self._fields, *self._keys, *self.deps))
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         """Check what a model wrote. Canonical are the arguments with their defaults, in one order of keys."""
@@ -76,6 +87,10 @@ class Arguments:
                 return {**values, **dict.fromkeys(self._keys, CallKey(key))}
             case Invalid(sentence):
                 raise Failed("InvalidSecret", sentence)
+
+
+def _is_given(annotation: Any) -> bool:
+    return any(each is DEPS for each in getattr(annotation, "__metadata__", ()))
 
 
 def canonical_json(value: Any) -> bytes:

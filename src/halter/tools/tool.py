@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypedDict, Unpack, get_args, overload
 
 from msgspec.structs import replace
@@ -51,12 +52,22 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 class FunctionTool:
     """A plain function as a tool. It fulfils the port `Tool`."""
 
-    def __init__(self, function: Callable[..., Any], spec: ToolSpec, check: Check | None, max_output: int) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        spec: ToolSpec,
+        check: Check | None,
+        max_output: int,
+        given: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._function = function
         self._arguments = Arguments(spec.name, function)
         self._check = check
         self._max_output = max_output
+        self._given = given
         self._spec = sealed(replace(spec, schema=self._arguments.schema))
+        if spec.isolate and self._arguments.deps:
+            raise ConfigError(f"The tool {spec.name} runs in a process of its own, which has no deps to give it.")
         if spec.isolate:
             check_findable(spec.name, function)
         if check is not None:
@@ -66,6 +77,13 @@ class FunctionTool:
     def spec(self) -> ToolSpec:
         """What is known of it."""
         return self._spec
+
+    def given(self, deps: Any) -> "FunctionTool":
+        """Make the same tool with what its program gives it: for each parameter of the type `Deps`."""
+        if not self._arguments.deps:
+            return self
+        given = dict.fromkeys(self._arguments.deps, deps)
+        return FunctionTool(self._function, self._spec, self._check, self._max_output, given)
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         """Check arguments as a model wrote them."""
@@ -77,7 +95,7 @@ class FunctionTool:
         if self._spec.isolate:
             plain = self._arguments.revealed(arguments, permit)
             return await run_isolated(self._function, plain, permit.id, self._max_output)
-        values = self._arguments.filled(arguments, permit)
+        values = self._filled(arguments, permit)
         unstoppable = self._spec.effect == "write"
         return to_output(await _called(self._function, values, unstoppable=unstoppable), self._max_output)
 
@@ -86,10 +104,16 @@ class FunctionTool:
         permit.use()
         if self._check is None:
             return "unknown"
-        filled = self._arguments.filled(arguments, permit)
+        filled = self._filled(arguments, permit)
         values = {name: filled[name] for name in inspect.signature(self._check).parameters}
         found = await _called(self._check, values, unstoppable=False)
         return found if found in get_args(Happened) else "unknown"
+
+    def _filled(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
+        missing = [name for name in self._arguments.deps if name not in self._given]
+        if missing:
+            raise Failed("NoDeps", f"{self._spec.name} needs {', '.join(missing)}: run its agent with `deps`.")
+        return {**self._arguments.filled(arguments, permit), **self._given}
 
     def __call__(self, *_arguments: Any, **_more: Any) -> NoReturn:
         raise TypeError(

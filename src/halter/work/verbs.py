@@ -4,7 +4,8 @@ They only look or record, so they are free, and safe to repeat.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from halter.core.ids import session_stream
 from halter.core.ports import Store, said
 from halter.core.text import clean, from_body
 from halter.core.tools import Failed, Happened, Invalid, Output, Permit, ToolSpec, Valid, sealed
-from halter.core.vocabulary import YieldMode
+from halter.core.vocabulary import SessionKind, YieldMode
 
 READ_OUTPUT: Final = "read_output"
 PAGE: Final = 1000
@@ -88,11 +89,11 @@ class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int = 0
 
 
-def read_output(store: Store, session: str) -> Verb:
+def read_output(output: Callable[[str], Awaitable[str | None]]) -> Verb:
     """Make the tool by which a model reads on in a result that was too long to be shown at once."""
 
     async def act(place: _Place) -> str:
-        text = await _output(store, session, place.call)
+        text = await output(place.call)
         if text is None:
             raise Failed("NoSuchCall", f"there is no result of a call {place.call!r} in this session")
         offset = max(0, place.offset)
@@ -104,7 +105,8 @@ def read_output(store: Store, session: str) -> Verb:
     return Verb(READ_OUTPUT, about, _Place, act)
 
 
-async def _output(store: Store, session: str, call: str) -> str | None:
+async def output_of(store: Store, session: str, call: str) -> str | None:
+    """Find what a call gave, by the name that its model knows it by."""
     stream, wanted, after = session_stream(session), f"{session}.{call}", 0
     while page := await store.read(stream, after, PAGE):
         for stored in page:
@@ -136,3 +138,18 @@ def yields() -> Verb:
         "`wake_early_if` names what wakes you before."
     )
     return Verb(YIELD, about, _Yield, act)
+
+
+def verbs(store: Store, session: str, kind: SessionKind) -> Sequence[Verb]:
+    """Make the verbs of one session."""
+    common = (ask_user(), read_output(partial(output_of, store, session)))
+    return (*common, yields()) if kind == "autonomous" else common
+
+
+async def _nothing(_: str) -> str | None:
+    return None
+
+
+def verb_specs() -> tuple[ToolSpec, ...]:
+    """List what an agent's file may name beside the agent's own tools."""
+    return tuple(verb.spec for verb in (ask_user(), read_output(_nothing), yields()))

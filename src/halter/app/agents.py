@@ -1,0 +1,302 @@
+"""An agent as an object, for programs.
+
+```python
+agent = Agent("desk", model="anthropic:claude-sonnet-4-5", store="runs.db", instructions="You keep the desk.")
+
+@agent.tool(level="SAFE", effect="read")
+async def weather(city: str) -> str: ...
+
+result = agent.run_sync("Is it going to rain in Oslo?")
+print(result.text, result.cost_usd)
+```
+
+It runs as an agent of a folder does: guarded, capped, journaled, and gone on with after any crash. Used as an async
+context manager it keeps its store open from run to run.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, overload
+
+import msgspec
+
+from halter.app.agent import Assembled, assembled, unique
+from halter.app.program import Held, ProgramOptions, document, opened, secrets_of, settings_of
+from halter.app.result import Result, final_answer, result_of
+from halter.app.talking import Speaking, attend, begin, reopen, say
+from halter.app.thinking import models_of
+from halter.brain.loop import NOBODY, Watching
+from halter.brain.running import Waits
+from halter.brain.turn import FINAL_ANSWER
+from halter.config.agent import agent_of
+from halter.config.fleet import Fleet, fleet_of, read_fleet
+from halter.config.mind import read_mind
+from halter.config.resolve import against_tools, resolve
+from halter.core.clock import SECOND
+from halter.core.errors import ConfigError
+from halter.core.ids import session_stream
+from halter.core.messages import Model, StreamChunk
+from halter.core.ports import Stored
+from halter.core.tools import Tool
+from halter.core.vocabulary import SessionKind
+from halter.state.receipt import receipt
+from halter.tools.tool import FunctionTool, Options
+from halter.tools.tool import tool as made_tool
+from halter.work.verbs import verb_specs
+
+T = TypeVar("T")
+PAGE = 1000
+
+
+def _nobody(*_: object) -> None:
+    """Nobody is told that a person has to decide."""
+
+
+class AgentOptions(ProgramOptions, total=False):
+    """What may be said of an agent, all of it optional: the keys of its file, under the same names.
+
+    `model` and `fallback_models` are names, or models of the program's own. `waits` hears when a person has to decide.
+    """
+
+    model: str | Model
+    fallback_models: Sequence[str | Model]
+    model_for: Mapping[str, str]
+    providers: Mapping[str, Any]
+    instructions: str
+    tool_calls: str
+    temperature: float
+    reflex: Sequence[Any]
+    limits: Mapping[str, Any]
+    waits: Waits
+
+
+KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "reflex", "limits")
+
+
+class Agent:
+    """One agent over one store."""
+
+    def __init__(self, name: str = "agent", *, store: str | Path, **options: Unpack[AgentOptions]) -> None:
+        self._name = name
+        self._options = options
+        self._environ = options.get("environ", os.environ)
+        self._settings = settings_of(str(store), options, self._environ)
+        self._tools: list[Tool] = list(options.get("tools", ()))
+        self._folder: Path | None = None
+        self._stack: AsyncExitStack | None = None
+        self._open: Speaking | None = None
+
+    @classmethod
+    def load(cls, folder: str | Path, *, store: str | Path, **options: Unpack[AgentOptions]) -> Self:
+        """Take the agent of a folder. Its code runs only if a person trusted it."""
+        agent = cls(Path(folder).name, store=store, **options)
+        agent._folder = Path(folder)
+        return agent
+
+    @overload
+    def tool(self, function: Callable[..., Any], /, **options: Unpack[Options]) -> FunctionTool: ...
+    @overload
+    def tool(self, /, **options: Unpack[Options]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+    def tool(
+        self, function: Callable[..., Any] | None = None, /, **options: Unpack[Options]
+    ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+        """Make a tool of a typed function and give it to this agent: `@agent.tool`, `@agent.tool(level="SAFE")`."""
+        if function is None:
+            return lambda function: self.tool(function, **options)
+        if self._open is not None:
+            raise ConfigError(f"The agent is open already: give it {function.__name__} before it is.")
+        made = made_tool(function, **options)
+        self._tools.append(made)
+        return made
+
+    async def __aenter__(self) -> Self:
+        """Open the store and begin to keep leases alive."""
+        async with AsyncExitStack() as stack:
+            self._open = await stack.enter_async_context(self._speaking())
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of the store."""
+        stack, self._stack, self._open = self._stack, None, None
+        if stack is not None:
+            await stack.__aexit__(kind, error, trace)
+
+    @overload
+    async def run(self, message: str, *, output_type: type[T], session: str = ..., deps: Any = ...) -> Result[T]: ...
+    @overload
+    async def run(
+        self, message: str, *, session: str = ..., deps: Any = ..., kind: SessionKind = ...
+    ) -> Result[str]: ...
+    async def run(
+        self,
+        message: str,
+        *,
+        session: str = "",
+        deps: Any = None,
+        kind: SessionKind = "task",
+        output_type: type[Any] | None = None,
+    ) -> Result[Any]:
+        """Give the agent something to do, and wait until it is done, or waits for somebody.
+
+        With the id of an earlier session it goes on with that one. An `output_type` is what the answer must fit.
+        """
+        async with self._opened() as speaking:
+            if session:
+                await reopen(speaking, session)
+                await say(speaking, session, message)
+            else:
+                session = await begin(speaking, message, kind)
+            return await self._attended(speaking, session, deps, output_type)
+
+    async def resume(
+        self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
+    ) -> Result[Any]:
+        """Go on with a session, whatever it stopped at: a crash, a rest, or an end that was not by a cancel."""
+        async with self._opened() as speaking:
+            await reopen(speaking, session)
+            if message:
+                await say(speaking, session, message)
+            return await self._attended(speaking, session, deps, output_type)
+
+    async def stream(
+        self, message: str, *, session: str = "", deps: Any = None, kind: SessionKind = "chat"
+    ) -> AsyncGenerator[StreamChunk | Result[str]]:
+        """Run, and yield the answer as it comes; the last thing is the result.
+
+        A chunk that says `discard` takes back what the attempt before it said.
+        """
+        chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
+        async with self._opened() as speaking:
+            if session:
+                await reopen(speaking, session)
+                await say(speaking, session, message)
+            else:
+                session = await begin(speaking, message, kind)
+            watching = Watching(chunks.put_nowait)
+            running = asyncio.create_task(self._attended(speaking, session, deps, None, watching))
+            running.add_done_callback(lambda _: chunks.put_nowait(None))
+            try:
+                while (chunk := await chunks.get()) is not None:
+                    yield chunk
+                yield await running
+            finally:
+                running.cancel()
+                with suppress(asyncio.CancelledError):
+                    await running
+
+    def run_sync(self, message: str, **options: Any) -> Result[Any]:
+        """Do the same as `run`, in a program that is not async."""
+        return asyncio.run(self.run(message, **options))
+
+    async def _attended(
+        self,
+        speaking: Speaking,
+        session: str,
+        deps: Any,
+        output_type: type[Any] | None,
+        watching: Watching = NOBODY,
+    ) -> Result[Any]:
+        speaking = msgspec.structs.replace(speaking, agent=_given(speaking.agent, deps))
+        answer = None if output_type is None else answer_tool(output_type)
+        waits = self._options.get("waits", _nobody)
+        came, loop = await attend(speaking, session, watching=watching, waits=waits, answer=answer)
+        output = None
+        if output_type is not None and (arguments := final_answer(loop.messages)) is not None:
+            output = _output(output_type, arguments)
+        made = receipt(await _events(speaking, session))
+        return result_of(came, loop.turn, loop.messages, made, output)
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncGenerator[Speaking]:
+        """Use what is open, or open it for this once."""
+        if self._open is not None:
+            yield self._open
+            return
+        async with self._speaking() as speaking:
+            yield speaking
+
+    @asynccontextmanager
+    async def _speaking(self) -> AsyncGenerator[Speaking]:
+        async with opened(self._name, self._settings, self._options, self._environ) as held, AsyncExitStack() as stack:
+            given: Mapping[str, Model] = {}
+            if self._folder is None:
+                agent, given = self._said()
+            else:
+                agent = await stack.enter_async_context(assembled(held.app, self._folder))
+            models = await stack.enter_async_context(models_of(held.app, agent, given))
+            yield _spoken(held, agent, models)
+
+    def _said(self) -> tuple[Assembled, Mapping[str, Model]]:
+        """Read what was said in Python as if it stood in the files, so that the same is checked in the same words."""
+        options = self._options
+        policy = options.get("policy", {})
+        limits = {**policy.get("limits", {}), **options.get("limits", {})}
+        if "max_cost_usd" in options:
+            limits["max_cost_usd"] = options["max_cost_usd"]
+        named = [options["model"]] if "model" in options else []
+        named += options.get("fallback_models", ())
+        given = {str(each.name): each for each in named if not isinstance(each, str)}
+        said: dict[str, Any] = {"name": self._name, **policy}
+        said |= {key: value for key, value in options.items() if key in KEYS} | {"limits": limits}
+        if not given and named:
+            said |= {"model": named[0]} | ({"fallback_models": named[1:]} if named[1:] else {})
+        agent, fleet = agent_of(document(said, "the agent")), _fleet(options)
+        resolved, read = resolve(fleet, agent), read_mind(fleet, agent, None)
+        if given:
+            names = [each if isinstance(each, str) else str(each.name) for each in named]
+            mind = msgspec.structs.replace(read.mind, model=names[0], fallback_models=tuple(names[1:]))
+            read = replace(read, mind=mind)
+        against_tools(resolved, agent, (*(tool.spec for tool in self._tools), *verb_specs()))
+        secrets = secrets_of(options, self._environ)
+        return Assembled(resolved, unique(self._tools), secrets, read=read), given
+
+
+def _spoken(held: Held, agent: Assembled, models: Any) -> Speaking:
+    return Speaking(held.app, agent, models, held.worker, held.lease + SECOND)
+
+
+def _fleet(options: AgentOptions) -> Fleet:
+    fleet = options.get("fleet", {})
+    if isinstance(fleet, str | Path):
+        return read_fleet(Path(fleet))
+    return fleet_of(document(fleet, "the agent's fleet"))
+
+
+def _given(agent: Assembled, deps: Any) -> Assembled:
+    """Give its tools what the program has for them."""
+    if deps is None:
+        return agent
+    tools = {name: each.given(deps) if isinstance(each, FunctionTool) else each for name, each in agent.tools.items()}
+    return replace(agent, tools=tools)
+
+
+def answer_tool(output_type: type[Any]) -> Tool:
+    """Make the tool by which a model gives its answer in a form: what does not fit is told, and asked for again."""
+
+    async def answer(value: Any) -> str:  # noqa: ARG001 It stands in the journal as the call's arguments.
+        return "Your answer was taken."
+
+    answer.__annotations__["value"] = output_type
+    answer.__doc__ = "Give your final answer. Your turn ends with it."
+    return made_tool(answer, name=FINAL_ANSWER, level="SAFE", effect="read", idempotent=True)
+
+
+def _output(output_type: type[T], arguments: str) -> T:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(output_type).validate_python(msgspec.json.decode(arguments)["value"])
+
+
+async def _events(speaking: Speaking, session: str) -> list[Stored]:
+    found: list[Stored] = []
+    while page := await speaking.store.read(session_stream(session), len(found), PAGE):
+        found += page
+    return found
