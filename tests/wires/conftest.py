@@ -99,6 +99,12 @@ class Provider:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.answer = Raw(status, written, named, kind)
 
+    def written(self, wire: str) -> bytes:
+        """Write down what would be streamed, byte for byte."""
+        paths = {"openai": "/v1/chat/completions", "anthropic": "/v1/messages", "google": "/"}
+        assert isinstance(self.answer, Answer)
+        return b"".join(piece for _, piece in events(Asked(paths[wire], {}, {}), self.answer))
+
     def refuses(self, status: int, message: str = "No luck.", code: str = "", **headers: str) -> None:
         """Answer with an error in a body that each of the three wires can read."""
         error = {"message": message, "type": code or "some_error", "code": code or status, "status": code}

@@ -137,6 +137,23 @@ async def test_a_cut_stream_is_never_taken_for_a_whole_answer(streamed: Any, unt
     assert len(streamed.provider.asked) == 1
 
 
+async def test_wherever_a_stream_is_cut_it_ends_once_in_a_whole_answer_or_in_an_error(streamed: Any) -> None:
+    streamed.provider.says("I will ", "look.", calls=CALL)
+    written = streamed.provider.written(streamed.wire)
+    whole = await streamed.ask()
+    ends = {"whole": 0, "cut": 0}
+    for length in range(0, len(written), 17):
+        streamed.provider.sends(200, written[:length], "text/event-stream")
+        try:
+            reply = await streamed.ask()
+        except ModelUnavailable:
+            ends["cut"] += 1
+        else:
+            ends["whole"] += 1
+            assert (reply.parts, reply.stop) == (whole.parts, whole.stop)
+    assert ends["cut"] > ends["whole"]
+
+
 async def test_a_stream_that_ends_without_a_finish_is_cut(streamed: Any) -> None:
     streamed.provider.says("It is seven.", finish=None)
     assert str(await failed(streamed)).startswith("CutStream: ")
