@@ -80,6 +80,13 @@ async def test_a_wait_that_makes_no_sense_is_no_wait(desk: Any, nonsense: str) -
     assert wait is None or 0 <= wait <= 24 * 3600 * SECOND
 
 
+async def test_no_key_follows_a_provider_elsewhere(desk: Any) -> None:
+    elsewhere = f"http://localhost:{desk.provider.port}/elsewhere"
+    desk.provider.sends(307, b"", location=elsewhere)
+    assert isinstance(await failed(desk), ModelError)
+    assert len(desk.provider.asked) == 1
+
+
 OVERFLOWS = {
     "openai": (400, "This model's maximum context length is 8 tokens.", "context_length_exceeded"),
     "anthropic": (400, "prompt is too long: 9 tokens > 8 maximum", "invalid_request_error"),
