@@ -14,6 +14,7 @@ import pytest
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".aimock"
 PROGRAM = CACHE / "node_modules" / "@copilotkit" / "aimock" / "dist" / "cli.js"
+OLDEST_NODE = 20
 LISTENS = re.compile(rb"listening on (http://\S+)")
 
 # The shell stops the server when nobody holds the other end of its input any more, so it never outlives the tests.
@@ -41,6 +42,9 @@ def installed() -> list[str]:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         raise AimockMissing("The tests against aimock need node and npm: please install them.")
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    if int(version.removeprefix("v").split(".")[0]) < OLDEST_NODE:
+        raise AimockMissing(f"The tests against aimock need node {OLDEST_NODE} or newer, but this is {version}.")
     CACHE.mkdir(exist_ok=True)
     with (CACHE / "lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
@@ -56,7 +60,10 @@ def install(npm: str) -> None:
     for name in ("package.json", "package-lock.json"):
         shutil.copy(HERE / name, CACHE / name)
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
-    done = subprocess.run(command, cwd=CACHE, capture_output=True, text=True, check=False, timeout=100)
+    try:
+        done = subprocess.run(command, cwd=CACHE, capture_output=True, text=True, check=False, timeout=100)
+    except subprocess.TimeoutExpired:
+        raise AimockMissing("The tests against aimock need npm to install it, but that takes too long.") from None
     if done.returncode:
         raise AimockMissing(
             f"The tests against aimock need npm to install it, but it says: {done.stderr.strip()[-300:]}"

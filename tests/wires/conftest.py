@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -98,6 +99,12 @@ class Provider:
         written = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.answer = Raw(status, written, named, kind)
+
+    def written(self, wire: str) -> bytes:
+        """Write down what would be streamed, byte for byte."""
+        paths = {"openai": "/v1/chat/completions", "anthropic": "/v1/messages", "google": "/"}
+        assert isinstance(self.answer, Answer)
+        return b"".join(piece for _, piece in events(Asked(paths[wire], {}, {}), self.answer))
 
     def refuses(self, status: int, message: str = "No luck.", code: str = "", **headers: str) -> None:
         """Answer with an error in a body that each of the three wires can read."""
@@ -404,3 +411,24 @@ async def streamed(provider: Provider, wire: Any) -> AsyncIterator[Desk]:
     made = Desk(provider, wire, streaming=True)
     yield made
     await made.model.aclose()
+
+
+@pytest.fixture
+def desk_in_a_loop() -> Callable[[], Coroutine[Any, Any, str]]:
+    """One model for several event loops, each with a provider of its own at the same address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model = Wire(MODELS["openai"], "openai", f"http://127.0.0.1:{port}/v1", KEY)
+
+    async def ask() -> str:
+        made = Provider()
+        made.says("Yes.")
+        async with await asyncio.start_server(made.serve, "127.0.0.1", port) as server:
+            reply = await model.ask(Desk.prompt(), Permit("r", 0, {}))
+            await model.aclose()
+            server.close()
+            made.close()
+        return reply.text
+
+    return ask

@@ -1,5 +1,6 @@
 """What a model says over a wire is what Halter hears: words, calls, the reason to stop, and what was used."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -156,3 +157,30 @@ async def test_one_connection_carries_one_request_after_the_other(desk: Any) -> 
     for _ in range(3):
         assert (await desk.ask()).text == "Yes."
     assert desk.provider.connections == 1
+
+
+@pytest.mark.parametrize(("wire", "streaming"), [("google", False)], indirect=True)
+async def test_what_a_model_thought_is_paid_for_as_output(desk: Any) -> None:
+    counted = {"promptTokenCount": 100, "candidatesTokenCount": 20, "thoughtsTokenCount": 30, "totalTokenCount": 150}
+    candidate = {"content": {"role": "model", "parts": [{"text": "Yes."}]}, "finishReason": "STOP"}
+    desk.provider.sends(body={"candidates": [candidate], "usageMetadata": counted, "modelVersion": "m"})
+    assert (await desk.ask()).usage == Usage(100, 50)
+
+
+@pytest.mark.parametrize(("wire", "streaming"), [("anthropic", False)], indirect=True)
+async def test_what_was_written_to_a_cache_is_part_of_the_input(desk: Any) -> None:
+    used = {"input_tokens": 10, "output_tokens": 5, "cache_read_input_tokens": 20, "cache_creation_input_tokens": 70}
+    text = {"type": "text", "text": "Yes."}
+    head = {"id": "m1", "type": "message", "role": "assistant", "model": "m", "stop_sequence": None}
+    desk.provider.sends(body={**head, "content": [text], "stop_reason": "end_turn", "usage": used})
+    assert (await desk.ask()).usage == Usage(100, 5, 20, 70)
+
+
+async def test_one_wire_carries_many_requests_at_once(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    replies = await asyncio.gather(*(desk.ask() for _ in range(20)))
+    assert [reply.text for reply in replies] == ["Yes."] * 20
+
+
+def test_a_model_can_be_asked_in_one_event_loop_after_the_other(desk_in_a_loop: Any) -> None:
+    assert [asyncio.run(desk_in_a_loop()) for _ in range(2)] == ["Yes.", "Yes."]

@@ -80,6 +80,13 @@ async def test_a_wait_that_makes_no_sense_is_no_wait(desk: Any, nonsense: str) -
     assert wait is None or 0 <= wait <= 24 * 3600 * SECOND
 
 
+async def test_no_key_follows_a_provider_elsewhere(desk: Any) -> None:
+    elsewhere = f"http://localhost:{desk.provider.port}/elsewhere"
+    desk.provider.sends(307, b"", location=elsewhere)
+    assert isinstance(await failed(desk), ModelError)
+    assert len(desk.provider.asked) == 1
+
+
 OVERFLOWS = {
     "openai": (400, "This model's maximum context length is 8 tokens.", "context_length_exceeded"),
     "anthropic": (400, "prompt is too long: 9 tokens > 8 maximum", "invalid_request_error"),
@@ -135,6 +142,23 @@ async def test_a_cut_stream_is_never_taken_for_a_whole_answer(streamed: Any, unt
     assert str(error) == f"CutStream: the answer of {streamed.model.name} ended before it was finished"
     assert error.billed
     assert len(streamed.provider.asked) == 1
+
+
+async def test_wherever_a_stream_is_cut_it_ends_once_in_a_whole_answer_or_in_an_error(streamed: Any) -> None:
+    streamed.provider.says("I will ", "look.", calls=CALL)
+    written = streamed.provider.written(streamed.wire)
+    whole = await streamed.ask()
+    ends = {"whole": 0, "cut": 0}
+    for length in range(0, len(written), 17):
+        streamed.provider.sends(200, written[:length], "text/event-stream")
+        try:
+            reply = await streamed.ask()
+        except ModelUnavailable:
+            ends["cut"] += 1
+        else:
+            ends["whole"] += 1
+            assert (reply.parts, reply.stop) == (whole.parts, whole.stop)
+    assert ends["cut"] > ends["whole"]
 
 
 async def test_a_stream_that_ends_without_a_finish_is_cut(streamed: Any) -> None:

@@ -254,6 +254,15 @@ async def test_nothing_in_the_environment_goes_to_an_address_that_an_agents_file
         assert ("own-key" in str(asked.headers)) is bool(api_key)
 
 
+async def test_a_proxy_does_not_stand_between_this_machine_and_itself(
+    desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    desk.provider.says("Yes.")
+    assert (await desk.ask()).text == "Yes."
+
+
 @pytest.mark.parametrize("wire", ["openai", "anthropic"], indirect=True)
 async def test_a_key_of_the_environment_goes_where_the_environment_points(desk: Any) -> None:
     desk.provider.says("Yes.")

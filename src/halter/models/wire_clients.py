@@ -2,8 +2,8 @@
 
 - It retries nothing: only who holds the money may ask twice.
 - It has no deadline: the guard cancels.
-- It reads nothing from the environment: a key, an organisation or a header that stands there was not meant for an
-  address that an agent's file names.
+- It sends nothing that it finds in the environment: a key, an organisation or a header that stands there was not meant
+  for an address that an agent's file names. Only the way out, a proxy and its certificates, is taken from there.
 - It does not go on with an answer by itself: that would be a second request that nobody has held money for.
 """
 
@@ -16,6 +16,7 @@ import msgspec
 
 from halter.core.mind import WireFormat
 from halter.core.usage import ModelName
+from halter.models.prices import on_this_machine
 
 if TYPE_CHECKING:
     import httpx2
@@ -62,7 +63,9 @@ def connect(name: ModelName, wire: WireFormat, url: str, key: str) -> Connection
 
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
     hooks = {"response": [_note]}
-    pool = httpx2.AsyncClient(timeout=None, limits=limits, follow_redirects=False, event_hooks=hooks)
+    # No proxy stands between this machine and itself.
+    outside = not on_this_machine(url)
+    pool = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=outside, event_hooks=hooks)
     return Connection(_model(name, wire, url, key or NO_KEY, pool), pool)
 
 
