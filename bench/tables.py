@@ -14,9 +14,9 @@ TITLES = {"guard": "Guard", "journal": "Journal", "loop": "The loop, beside othe
 LOOP = """Measured on {measured} in {rounds} rounds, each figure in a fresh process, in a new order each round. Every
 framework runs the same agent in a virtual environment of its own: a fake model behind the framework's own interface,
 which answers at once and asks for one call of `add(a: int, b: int)` in each step; an asynchronous tool whose arguments
-the framework checks; no network. An agent is made once and used for all runs. Tracing, telemetry and instrumentation
-are off wherever that is a setting, and limits on steps are lifted. langgraph is the agent that `create_agent` of
-langchain makes of it.
+the framework checks; no network. An agent is made once and used for all runs; only openai-agents gets a clone for each
+run, since many runs of one agent slow each other down there. Tracing, telemetry and instrumentation are off wherever
+that is a setting, and limits on steps are lifted. langgraph is the agent that `create_agent` of langchain makes of it.
 
 - A step: CPU time of the process for an answer, its call and the result, in runs of 10 steps.
 - Step 200 against step 3: the mean CPU time of steps 190 to 210 over that of steps 2 to 6, in one run.

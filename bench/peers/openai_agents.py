@@ -1,4 +1,8 @@
-"""openai-agents: `Runner.run`, its tracing off."""
+"""openai-agents: `Runner.run`, its tracing off.
+
+Each run gets a clone of the agent: runs of one and the same agent check each other's tools all the time, which makes a
+crowd of them slower than it needs to be.
+"""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -46,7 +50,7 @@ async def opened(script: Script, folder: Path | None) -> AsyncGenerator[Run]:
     async def run(name: str) -> str:
         session = None if folder is None else SQLiteSession(name, folder / "runs.db")
         try:
-            return (await Runner.run(agent, "go", session=session, max_turns=None)).final_output
+            return (await Runner.run(agent.clone(), "go", session=session, max_turns=None)).final_output
         finally:
             if session is not None:
                 session.close()

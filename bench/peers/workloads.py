@@ -104,7 +104,7 @@ async def growth(opened: Open, *, quick: bool) -> dict[str, float]:
     late: list[float] = []
     async with opened(script, None) as run:
         await many(run, script, 1, "warm")
-        for number in range(1 if quick else 6):
+        for number in range(1 if quick else 4):
             script.times.clear()
             gc.collect()
             await many(run, script, 1, f"run-{number}")
