@@ -15,7 +15,7 @@ from agno.models.response import ModelResponse
 from bench.peers.workloads import DONE, Run, Script, main
 
 KEPT = (
-    'AsyncSqliteDb with checkpoint="tool-batch": the whole run so far, written again after the calls of each step; one '
+    'AsyncSqliteDb with checkpoint="tool-batch": the whole run so far, written again after the call of each step; one '
     "commit for each, with a sync"
 )
 
