@@ -16,8 +16,8 @@ from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessa
 from bench.peers.workloads import DONE, Run, Script, main
 
 KEPT = (
-    "SQLiteSession: what a step added to the conversation, after its call and before the next step; one commit for each, "
-    "with a sync"
+    "SQLiteSession: what a step added to the conversation, after its call and before the next step; one commit for "
+    "each, with a sync"
 )
 
 
