@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # The machine's own certificates count, as they do for pip: uv's bundled ones know no company's proxy.
-COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 \
+COMPILE = $(BIN)/uv pip compile --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --quiet --system-certs $(UPGRADE)
 
 # Where it counts, a test group that cannot run is a failure and not a skip.
@@ -49,9 +49,10 @@ soak: setup system
 
 # Keeps the versions that are pinned already; `make lock UPGRADE=--upgrade` takes the newest ones.
 lock: setup
-	$(COMPILE) --all-extras --group dev --output-file requirements/dev.txt
-	$(COMPILE) --output-file requirements/plain.txt
+	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --output-file requirements/plain.txt
+	for peer in bench/peers/requirements/*.in; do $(COMPILE) $$peer --output-file $${peer%.in}.txt || exit; done
 
 clean:
-	rm -rf $(VENV) .aimock .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
+	rm -rf $(VENV) .aimock .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

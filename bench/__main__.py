@@ -2,23 +2,46 @@
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 
-from bench import guard, journal, tables
-
-GROUPS = {"guard": guard.run, "journal": journal.run}
+from bench import guard, journal, loop, tables
+from bench.measure import Measured, keep, result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("groups", nargs="*", help=f"which of {', '.join(GROUPS)}; all if none is named")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each row is measured")
-    asked = parser.parse_args()
-    unknown = set(asked.groups) - set(GROUPS)
+    asked = _asked(parser)
+    groups: dict[str, Callable[..., Measured]] = {
+        "guard": guard.run,
+        "journal": journal.run,
+        "loop": partial(loop.run, quick=asked.quick, only=asked.only),
+    }
+    unknown = set(asked.groups) - set(groups)
     if unknown:
-        sys.exit(f"There is no group {', '.join(sorted(unknown))}: there are {', '.join(GROUPS)}.")
-    for name in asked.groups or GROUPS:
-        GROUPS[name](asked.rounds, lambda note: print(f"  {note}", file=sys.stderr))
-    print(tables.write())
+        sys.exit(f"There is no group {', '.join(sorted(unknown))}: there are {', '.join(groups)}.")
+    for name in asked.groups or groups:
+        measured = groups[name](1 if asked.quick else asked.rounds, lambda note: print(f"  {note}", file=sys.stderr))
+        if asked.quick or asked.only:
+            print(tables.section(result(name, *measured)))
+        else:
+            keep(name, *measured)
+    if not (asked.quick or asked.only):
+        print(tables.write())
+
+
+def _asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    parser.add_argument("groups", nargs="*", help="which of guard, journal, loop; all if none is named")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each row is measured")
+    parser.add_argument("--quick", action="store_true", help="one round, with less to do in the loop; keeps nothing")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        choices=[loop.HALTER, *(peer.name for peer in loop.PEERS)],
+        help="measure only this one in the loop; may be said again; keeps nothing",
+    )
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench import texts
-from bench.measure import Contender, Sample, compare, keep, timed
+from bench.measure import Contender, Measured, Sample, compare, timed
 from halter.config.agent import agent_of
 from halter.config.fleet import fleet_of
 from halter.config.load import load_bytes
@@ -158,8 +158,8 @@ def redacted(text: str, times: int) -> Sample:
     return timed(job)
 
 
-def run(rounds: int, say: Callable[[str], None]) -> None:
-    """Measure the guard rows and write them down."""
+def run(rounds: int, say: Callable[[str], None]) -> Measured:
+    """Measure the guard rows."""
     with tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd()) as folder:
 
         def on_sqlite() -> Engine:
@@ -186,4 +186,4 @@ def run(rounds: int, say: Callable[[str], None]) -> None:
                 Contender(what, group, "MB", lambda make=make, times=times: redacted(make(), times))
                 for what, make in made.items()
             ]
-        keep("guard", compare(contenders, rounds, say), {})
+        return compare(contenders, rounds, say), {}

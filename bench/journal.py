@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.measure import Contender, Sample, compare, keep, timed
+from bench.measure import Contender, Measured, Sample, compare, timed
 from halter.core.clock import SystemClock
 from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import SortableIds, WorkerId
@@ -214,8 +214,8 @@ def disk_of_postgres(url: str, sessions: int, open_engine: Callable[[], Engine])
     }
 
 
-def run(rounds: int, say: Callable[[str], None]) -> None:
-    """Measure the journal rows and write them down."""
+def run(rounds: int, say: Callable[[str], None]) -> Measured:
+    """Measure the journal rows."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd())))
         contenders = [Contender("raw sqlite3, one commit each", "sqlite", "event", lambda: raw_sqlite(folder))]
@@ -249,7 +249,7 @@ def run(rounds: int, say: Callable[[str], None]) -> None:
             ]
             for sessions in SIZES:
                 notes[f"disk of PostgreSQL, {sessions} sessions"] = disk_of_postgres(url, sessions, open_engine)
-        keep("journal", compare(contenders, rounds, say), notes)
+        return compare(contenders, rounds, say), notes
 
 
 def _postgres(stack: ExitStack, say: Callable[[str], None]) -> tuple[str, Callable[[], Engine]] | None:

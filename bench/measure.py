@@ -90,8 +90,16 @@ def machine() -> dict[str, Any]:
     }
 
 
-def keep(name: str, rows: Sequence[Row], notes: dict[str, Any]) -> None:
+Measured = tuple[Sequence[Any], dict[str, Any]]
+"""What a group brings home: its rows, and what else there is to tell."""
+
+
+def result(name: str, rows: Sequence[Any], notes: dict[str, Any]) -> dict[str, Any]:
+    """Put a group's results together, with what they were measured on."""
+    return {"bench": name, "machine": machine(), "notes": notes, "rows": [asdict(row) for row in rows]}
+
+
+def keep(name: str, rows: Sequence[Any], notes: dict[str, Any]) -> None:
     """Write the rows as JSON."""
     RESULTS.mkdir(exist_ok=True)
-    document = {"bench": name, "machine": machine(), "notes": notes, "rows": [asdict(row) for row in rows]}
-    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps(result(name, rows, notes), indent=2) + "\n")

@@ -10,25 +10,52 @@ INTRODUCTION = """# Measurements
 Made by `make bench`, which measures all rows of a group in one run, in turn, round after round; the figures are
 medians. They are ratios to look at, not promises: the machine was small and shared.
 """
+TITLES = {"guard": "Guard", "journal": "Journal", "loop": "The loop, beside others"}
+LOOP = """Measured on {measured} in {rounds} rounds, each figure in a fresh process, in a new order each round. Every
+framework runs the same agent in a virtual environment of its own: a fake model behind the framework's own interface,
+which answers at once and asks for one call of `add(a: int, b: int)` in each step; an asynchronous tool whose arguments
+the framework checks; no network. An agent is made once and used for all runs; only openai-agents gets a clone for each
+run, since many runs of one agent slow each other down there. Tracing, telemetry and instrumentation are off wherever
+that is a setting, and limits on steps are lifted. langgraph is the agent that `create_agent` of langchain makes of it.
+
+- A step: CPU time of the process for an answer, its call and the result, in runs of 10 steps.
+- Step 200 against step 3: the mean CPU time of steps 190 to 210 over that of steps 2 to 6, in one run.
+- A crowd: 1,000 runs of 5 steps at once, whose model takes 50 ms; none can be done before 0.3 s have passed.
+- A waiting run: how much memory the process takes for each of 1,000 runs that wait for their first answer.
+- The import: CPU time of importing what an agent is made of, in a fresh process.
+"""
+COLUMNS = (
+    ("CPU ms a step", "cpu", "ms_per_step", ".2f"),
+    ("step 200 against step 3", "growth", "ratio", ".2f"),
+    ("crowd, CPU s", "crowd", "cpu_seconds", ".1f"),
+    ("crowd, wall s", "crowd", "wall_seconds", ".1f"),
+    ("kB a waiting run", "memory", "kB_per_run", ".1f"),
+    ("import, CPU ms", "import", "cpu_ms", ",.0f"),
+)
+DURABLE = (
+    ("runs a second", "durable", "runs_per_second", ".1f"),
+    ("CPU ms a run", "durable", "cpu_ms_per_run", ".1f"),
+)
 
 
 def write() -> str:
     """Write the page anew from all results, and return it."""
-    sections = [_section(json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
+    sections = [section(json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
     page = "\n".join([INTRODUCTION, *sections])
     (DOCS / "bench.md").write_text(page)
     return page
 
 
-def _section(result: dict[str, Any]) -> str:
+def section(result: dict[str, Any]) -> str:
+    """Write one group's part of the page."""
     machine = result["machine"]
     lines = [
-        f"## {result['bench'].capitalize()}",
+        f"## {TITLES[result['bench']]}",
         "",
         f"Python {machine['python']} on {machine['machine']}, {machine['cores']} cores, {machine['system']}.",
         "",
     ]
-    body = {"journal": _journal, "guard": _guard}[result["bench"]]
+    body = {"journal": _journal, "guard": _guard, "loop": _loop}[result["bench"]]
     return "\n".join([*lines, *body(result), ""])
 
 
@@ -65,3 +92,44 @@ def _guard(result: dict[str, Any]) -> list[str]:
     lines += ["", "| taking secrets out of a hostile megabyte | CPU ms |", "|---|---:|"]
     lines += [f"| {row['name']} | {row['cpu_us'] / 1000:,.0f} |" for row in rows["hostile"]]
     return lines
+
+
+Found = dict[tuple[str, str], dict[str, Any]]
+Column = tuple[str, str, str, str]
+
+
+def _loop(result: dict[str, Any]) -> list[str]:
+    notes = result["notes"]
+    found: Found = {(row["name"], row["workload"]): row for row in result["rows"]}
+    names = sorted({row["name"] for row in result["rows"]}, key=list(notes["versions"]).index)
+    lines = [LOOP.format(**notes), f"| in memory |{_heads(COLUMNS)}", "|---|" + "---:|" * len(COLUMNS)]
+    lines += [f"| {_titled(name, notes)} |{_cells(found, name, COLUMNS)}" for name in names]
+    lines += ["", f"| 10 steps kept on disk, one run at a time |{_heads(DURABLE)} what is kept, and when |"]
+    lines += ["|---|" + "---:|" * len(DURABLE) + "---|"]
+    lines += [
+        f"| {_titled(name, notes)} |{_cells(found, name, DURABLE)} {found[name, 'durable']['note']} |" for name in names
+    ]
+    lines += _told(notes["missing"], result["rows"])
+    return lines
+
+
+def _titled(name: str, notes: dict[str, Any]) -> str:
+    return f"{name} {notes['versions'].get(name, '')}".strip()
+
+
+def _heads(columns: tuple[Column, ...]) -> str:
+    return "".join(f" {head} |" for head, *_ in columns)
+
+
+def _cells(found: Found, name: str, columns: tuple[Column, ...]) -> str:
+    return "".join(
+        f" {format(found[name, workload]['values'][key], shape)} |" if found[name, workload]["values"] else " failed |"
+        for _, workload, key, shape in columns
+    )
+
+
+def _told(missing: dict[str, str], rows: list[dict[str, Any]]) -> list[str]:
+    """Name everybody whose figures are not there, and why."""
+    told = [f"- {name}: {why}" for name, why in missing.items()]
+    told += [f"- {row['name']}, {row['workload']}: failed: {row['failed']}" for row in rows if row["failed"]]
+    return ["", "Not measured:", "", *told] if told else []

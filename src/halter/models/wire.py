@@ -6,12 +6,12 @@ One `ask` is one request: it ends in one reply or one error, and what was used i
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from halter.core.counting import most_tokens
 from halter.core.errors import ModelError, ModelUnavailable
 from halter.core.messages import Hear, Prompt, Reply
 from halter.core.mind import WireFormat
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
-from halter.models.counting import most_tokens
 from halter.models.wire_clients import Connection, connect, letting_go, settings
 from halter.models.wire_errors import cut, failure, failures
 from halter.models.wire_messages import Definitions, answer, history, joiner, output_bound, reported, words_of

@@ -1,0 +1,65 @@
+"""Halter's own side of the loop's rows: the same work as bench/peers, in a process of its own."""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bench.peers.workloads import DONE, LONG, Run, Script, main
+from halter.core.counting import most_tokens
+from halter.core.messages import Hear, Prompt, Reply, Text, ToolCall
+from halter.core.tools import Permit
+from halter.core.usage import ModelName, Usage
+
+KEPT = (
+    "a SQLite file: the intent and the outcome of each request and of each call are committed, with a sync, before "
+    "anything goes on"
+)
+LIMITS = {"max_steps": LONG + 1}
+
+
+class Fake:
+    """Answers from the script. It counts tokens as every model does here, since the guard holds money by that."""
+
+    name = ModelName("test", "free")
+    base_url: None = None
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def count(self, prompt: Prompt) -> int:
+        return most_tokens(prompt)
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+        permit.use()
+        done = len(prompt.messages) // 2
+        arguments = await self._script.answer(done)
+        if arguments is None:
+            return Reply((Text(DONE, "model", trusted=False),), "end", Usage(1, 1))
+        return Reply((ToolCall(f"call-{done}", "add", json.dumps(arguments)),), "calls", Usage(1, 1))
+
+
+@asynccontextmanager
+async def opened(script: Script, folder: Path | None) -> AsyncGenerator[Run]:
+    from halter import Agent
+
+    store = "memory:" if folder is None else str(folder / "runs.db")
+    agent = Agent("bench", model=Fake(script), tools=[script.tool()], store=store, limits=LIMITS)
+
+    async def run(_: str) -> str:
+        return (await agent.run("go")).text
+
+    yield run
+
+
+def there() -> bool:
+    """Tell whether this Halter has a loop."""
+    try:
+        from halter import Agent  # noqa: F401 - asked for only to see whether it is there
+    except ImportError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main(opened, KEPT)
