@@ -21,7 +21,7 @@ LIMITS = {"max_steps": LONG + 1}
 class Fake:
     """Answers from the script. It counts tokens as every model does here, since the guard holds money by that."""
 
-    name = ModelName("test", "free")
+    name = ModelName("scripted", "bench")
     base_url: None = None
 
     def __init__(self, script: Script) -> None:
@@ -41,15 +41,16 @@ class Fake:
 
 @asynccontextmanager
 async def opened(script: Script, folder: Path | None) -> AsyncGenerator[Run]:
-    from halter import Agent
+    from halter import Agent, tool
 
     store = "memory:" if folder is None else str(folder / "runs.db")
-    agent = Agent("bench", model=Fake(script), tools=[script.tool()], store=store, limits=LIMITS)
+    add = tool(script.tool(), level="SAFE", effect="read")
+    async with Agent("bench", model=Fake(script), tools=[add], store=store, limits=LIMITS) as agent:
 
-    async def run(_: str) -> str:
-        return (await agent.run("go")).text
+        async def run(_: str) -> str:
+            return (await agent.run("go")).text
 
-    yield run
+        yield run
 
 
 def there() -> bool:
