@@ -50,6 +50,17 @@ class Speaking(msgspec.Struct, frozen=True):
         """The store, waited for while it is away."""
         return PatientStore(self.app.store, self.app.clock)
 
+    def demand_model(self) -> None:
+        """Say what is missing for the agent to think, before anything is begun. Raises ConfigError."""
+        mind = self.agent.read.mind
+        if not mind.model:
+            raise ConfigError(
+                f"{self.agent.policy.name} has no model, so it cannot think: write `model: provider:model` into its "
+                "agent.yaml, as in model: anthropic:claude-sonnet-4-5."
+            )
+        for name in (mind.model, *mind.fallback_models, *mind.model_for.values()):
+            self.models.named(name)
+
     def gatehouse(self) -> Gatehouse:
         """Make the doors of the agent's sessions."""
         mind = self.agent.read.mind
@@ -62,6 +73,7 @@ async def begin(speaking: Speaking, text: str, kind: SessionKind, session: str =
     """Start a session; what it is given opens its first turn."""
     if kind == "task" and not text.strip():
         raise ConfigError(NOTHING_SAID)
+    speaking.demand_model()
     app, agent = speaking.app, speaking.agent
     definition = msgspec.json.encode({"policy": agent.policy, "mind": agent.read.mind}, order="sorted")
     event = SessionStarted(

@@ -7,7 +7,6 @@ from halter.app.agent import Assembled
 from halter.app.opened import App
 from halter.brain.decide import Rules
 from halter.brain.window import Thinking
-from halter.core.errors import ConfigError
 from halter.core.messages import Model
 from halter.core.mind import REFLEX, SCRIPTED
 from halter.core.tools import Tool
@@ -74,11 +73,6 @@ def thinking(
 ) -> Thinking:
     """Put together what a session's loop thinks with."""
     mind, policy = agent.read.mind, agent.policy
-    if not mind.model:
-        raise ConfigError(
-            f"{policy.name} has no model, so it cannot think: write `model: provider:model` into its agent.yaml, "
-            "as in model: anthropic:claude-sonnet-4-5."
-        )
     own = tuple(models.named(name) for name in (mind.model, *mind.fallback_models))
     summary = mind.model_for.get("summary")
     phase = policy.phases[0]

@@ -50,10 +50,10 @@ def warn(sentence: str, style: str = "yellow") -> None:
 
 def _print(console: Console, sentence: str, style: str = "") -> None:
     """Break lines between words on a screen; a file or a program gets the sentence as one line."""
-    console.print(_harmless(sentence), style=style, soft_wrap=not console.is_terminal)
+    console.print(harmless(sentence), style=style, soft_wrap=not console.is_terminal)
 
 
-def _harmless(text: str) -> Text:
+def harmless(text: str) -> Text:
     """Show what an agent or a tool wrote without letting it speak to the terminal, and what is no text at all."""
     return Text(_SPEAKING.sub("�", text))
 
@@ -116,10 +116,10 @@ def answer_block(title: str, facts: Sequence[tuple[str, str]]) -> None:
     block.add_column(overflow="fold")
     for name, value in facts:
         if value:
-            block.add_row(name, _harmless(value))
+            block.add_row(name, harmless(value))
     console = Console()
     if title:
-        console.print(_harmless(title), style="italic")
+        console.print(harmless(title), style="italic")
     console.print(block)
     console.print()
 
@@ -133,12 +133,12 @@ def _column(name: str, cells: Sequence[str], right: Sequence[str], long: Sequenc
 
 
 def _table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> Table:
-    table = Table(title=_harmless(title), title_justify="left", header_style="bold")
+    table = Table(title=harmless(title), title_justify="left", header_style="bold")
     for column, width in zip(columns, _widths(columns, room), strict=True):
         justify = "right" if column.number else "left"
         table.add_column(column.name, justify=justify, overflow="fold", width=width)
     for row in rows:
-        table.add_row(*map(_harmless, row))
+        table.add_row(*map(harmless, row))
     return table
 
 

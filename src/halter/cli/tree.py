@@ -20,6 +20,7 @@ from halter.cli import (
     schema,
     steer,
     tail,
+    talk,
 )
 from halter.cli.plain import PlainCommand, PlainGroup
 
@@ -37,7 +38,7 @@ def tree() -> typer.Typer:
 
 
 _PANELS = {
-    "Run": (init.init, play.play),
+    "Run": (init.init, talk.run, talk.chat, play.play),
     "Look": (look.sessions, look.show, tail.tail, receipt.receipt),
     "Steer": (decide.inbox, decide.approve, decide.deny, steer.halt, steer.resume, steer.cancel),
     "Trust": (play.trust, audit.audit, journal.verify, journal.erase, drill.drill, doctor.doctor, schema.schema),

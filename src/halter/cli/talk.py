@@ -1,0 +1,237 @@
+"""`halter run` and `chat`: an agent at work, and an agent to talk with."""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from halter.app import App
+from halter.cli.answer import answer_json, answer_line, say, warn
+from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, with_app
+from halter.cli.lines import Lines
+from halter.cli.named import all_events, session_meant
+from halter.cli.screen import Screen
+from halter.cli.waiting import meant, waiting
+from halter.core.errors import ConfigError
+from halter.core.ids import SessionId, may_decide, new_worker, session_stream
+from halter.core.money import shown
+from halter.core.vocabulary import State
+from halter.guard.approvals import decide
+from halter.guard.chokepoint import NeedsPerson
+
+AGENT_FILE: Final = "agent.yaml"
+LEAVE: Final = frozenset(("/quit", "/exit", "/q"))
+
+AgentArgument = Annotated[Path, typer.Argument(metavar="AGENT", help="An agent's folder.")]
+ResumeOption = Annotated[
+    str, typer.Option("--resume", metavar="SESSION", help="Go on with a session, whatever it stopped at.")
+]
+
+
+def run(
+    agent: AgentArgument,
+    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="What it is to do; - reads it here.")] = "",
+    *,
+    resume: ResumeOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give an agent something to do, and wait until it is done. It survives a crash, and goes on with --resume.
+
+    Its answer is printed, and what it does beside it. Leaves with 1 if it did not come to its end as it should.
+    """
+    text = _text(message)
+    if not text.strip() and not resume:
+        fail('There is nothing to do: say it, as in halter run FOLDER "message".', WRONG_USE)
+    screen = Screen(quiet=as_json)
+
+    async def job(app: App) -> Any:
+        async with _speaking(app, _folder(agent)) as speaking:
+            from halter.app.talking import begin
+
+            session = await (_again(app, speaking, resume, text) if resume else begin(speaking, text, "task"))
+            screen.beside(f"Session {session}")
+            try:
+                return await _attended(speaking, session, screen)
+            except asyncio.CancelledError:
+                warn(f"It can go on where it stands: halter run {agent} --resume {session}")
+                raise
+
+    result = with_app(store, job, new=True)
+    _tell(result, agent, as_json=as_json)
+    if not result.ok:
+        raise typer.Exit(NOT_FINE)
+
+
+def chat(
+    agent: AgentArgument,
+    *,
+    resume: ResumeOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Talk with an agent, line by line. It shows its calls, what they cost, and asks you where you have to decide.
+
+    Ctrl-D or /quit leaves; the talk can be gone on with later.
+    """
+    with_app(store, lambda app: _chat(app, _folder(agent), resume, as_json=as_json), new=True, following=True)
+
+
+async def _chat(app: App, folder: Path, resume: str, *, as_json: bool) -> None:
+    from halter.app.talking import begin
+    from halter.app.talking import say as tell
+
+    async with _speaking(app, folder) as speaking, Lines(prompt="" if as_json else "you> ") as lines:
+        session = await (_again(app, speaking, resume, "") if resume else begin(speaking, "", "chat"))
+        if not as_json:
+            say(f"Session {session}, with {speaking.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True)
+        try:
+            async for line in lines:
+                if line.strip() in LEAVE:
+                    break
+                if line.strip():
+                    await tell(speaking, session, line)
+                    if not await _answered(app, speaking, session, lines, as_json=as_json):
+                        return
+        finally:
+            if not as_json:
+                warn(f"You can go on with it: halter chat {folder} --resume {session}", "dim")
+
+
+async def _answered(app: App, speaking: Any, session: SessionId, lines: Lines, *, as_json: bool) -> bool:
+    """Let the agent answer; tell whether there is more to talk about."""
+    screen = Screen(quiet=as_json)
+    asking = _Asking(app, lines, screen)
+    try:
+        result = await _attended(speaking, session, screen, asking.waits)
+    finally:
+        await asking.end()
+    if as_json:
+        answer_line(_as_object(result))
+    elif result.question:
+        say(f"? {result.question}", at_once=True)
+    elif not result.ok:
+        warn(f"  {result.state}: {result.terminal_reason or 'the turn ended early'}. {result.sentence}")
+    return not result.over
+
+
+class _Asking:
+    """Puts decisions before whoever sits at the keyboard; they may as well be made elsewhere."""
+
+    def __init__(self, app: App, lines: Lines, screen: Screen) -> None:
+        self._app = app
+        self._lines = lines
+        self._screen = screen
+        self._asking: list[asyncio.Task[None]] = []
+
+    def waits(self, asked: NeedsPerson, state: State) -> None:
+        """Ask here, if there is a person; a cap is not raised by a plain yes."""
+        self._screen.waits(asked, state)
+        if state == "WAITING_FOR_APPROVAL" and self._lines.by_hand and may_decide(self._app.settings.person):
+            self._asking.append(asyncio.create_task(self._ask(asked)))
+
+    async def _ask(self, asked: NeedsPerson) -> None:
+        found = meant(await waiting(self._app), asked.decision)
+        warn(f"  {found.shown}")
+        word = (await self._lines.ask("  approve? [y/n] ")).strip().lower()
+        if word not in {"y", "yes", "n", "no"}:
+            warn("  It waits on; decide with halter approve or halter deny.")
+            return
+        verdict = "approve" if word.startswith("y") else "deny"
+        await self._app.store.commit(decide(found, verdict, self._app.settings.person, self._app.ids.new()))
+
+    async def end(self) -> None:
+        """Stop asking."""
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _speaking(app: App, folder: Path) -> AsyncGenerator[Any]:
+    """Have an agent ready to talk."""
+    from halter.app.agent import assembled
+    from halter.app.talking import Speaking
+    from halter.app.thinking import models_of
+    from halter.dispatch.tending import tended
+
+    worker = new_worker("talk", app.ids)
+    async with (
+        assembled(app, folder) as agent,
+        models_of(app, agent) as models,
+        tended(app.store, app.clock, worker),
+    ):
+        for sentence in agent.left_out:
+            warn(sentence)
+        speaking = Speaking(app, agent, models, worker)
+        speaking.demand_model()
+        yield speaking
+
+
+async def _again(app: App, speaking: Any, beginning: str, text: str) -> SessionId:
+    from halter.app.talking import reopen
+    from halter.app.talking import say as tell
+
+    row = await session_meant(app, beginning)
+    if row.ended_at is not None and not may_decide(app.settings.person):
+        raise ConfigError("Only a person lets a session go on that is over, and this was started by an agent.")
+    await reopen(speaking, row.session)
+    if text.strip():
+        await tell(speaking, row.session, text)
+    return SessionId(row.session)
+
+
+async def _attended(speaking: Any, session: SessionId, screen: Screen, waits: Any = None) -> Any:
+    from halter.app.result import result_of
+    from halter.app.talking import attend
+    from halter.brain.loop import Watching
+    from halter.state.receipt import receipt
+
+    watching = Watching(screen.listen, screen.said, screen.did)
+    came, loop = await attend(speaking, session, watching=watching, waits=waits or screen.waits)
+    screen.end_line()
+    made = receipt(await all_events(speaking.app, session_stream(session)))
+    return result_of(came, loop.turn, loop.messages, made)
+
+
+def _tell(result: Any, agent: Path, *, as_json: bool) -> None:
+    if as_json:
+        answer_json(_as_object(result))
+        return
+    if result.question:
+        say(f"? {result.question}")
+        warn(f'Answer it: halter run {agent} --resume {result.session} "your answer"', "dim")
+    elif not result.ok:
+        warn(f"{result.state}: {result.terminal_reason or 'the turn ended early'}. {result.sentence}".strip())
+    warn(f"{result.state}, {shown(result.receipt.cost_usd)}. Its receipt: halter receipt {result.session}", "dim")
+
+
+def _as_object(result: Any) -> dict[str, Any]:
+    return {
+        "session": result.session,
+        "state": result.state,
+        "terminal_reason": result.terminal_reason,
+        "ok": result.ok,
+        "text": result.text,
+        "question": result.question,
+        "sentence": result.sentence,
+        "cost_usd": result.receipt.cost_usd,
+        "usage": msgspec.to_builtins(result.usage),
+        "steps": sum(line.purpose == "turn" for line in result.receipt.requests),
+        "calls": len(result.receipt.calls),
+    }
+
+
+def _folder(agent: Path) -> Path:
+    if not (agent / AGENT_FILE).is_file() and not agent.is_file():
+        fail(f"There is no {AGENT_FILE} in {agent}: name an agent's folder, or make one with halter init.", WRONG_USE)
+    return agent.parent if agent.is_file() else agent
+
+
+def _text(message: str) -> str:
+    return sys.stdin.read() if message == "-" else message
