@@ -42,6 +42,7 @@ async def open_app(
     Secrets are looked for in `environ`; `lease` is how long a process that says nothing keeps its sessions.
     """
     from halter.journal.checkpoints import Checkpointer
+    from halter.journal.memory import MemoryEngine
     from halter.journal.open import open_engine
     from halter.journal.store import JournalStore
 
@@ -51,7 +52,9 @@ async def open_app(
     engine = open_engine(settings.store, clock=clock, ids=ids, lease=lease)
     store_id = {row["name"]: row["value"] for row in engine.ask("meta", {})}["store"]
     checkpointer = Checkpointer(settings.checkpoints, settings.signing_key, store_id, clock.now)
-    store = JournalStore(engine, observers=(checkpointer,))
+    # What is kept in memory only is gone with the process: nobody can cut it off, and it waits for no disk.
+    in_memory = isinstance(engine, MemoryEngine)
+    store = JournalStore(engine, inline=in_memory, observers=() if in_memory else (checkpointer,))
     try:
         yield App(settings, clock, ids, store, checkpointer, Purse(store, clock), environ)
     finally:

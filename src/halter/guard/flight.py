@@ -33,14 +33,20 @@ class Halted(Exception):
 
 async def unless_halted(halts: HaltWatch, scopes: Iterable[str], acting: asyncio.Future[T], allowed: int) -> T:
     """Wait for what is in flight until it is done, its time is up, or somebody halts one of its scopes."""
-    halted = asyncio.ensure_future(halts.heard(scopes))
+    halted: asyncio.Future[str] | None = None
     try:
+        await asyncio.sleep(0)
+        if acting.done():
+            # What takes no time needs nobody to watch it.
+            return acting.result()
+        halted = asyncio.ensure_future(halts.heard(scopes))
         await _first_of(acting, halted, allowed)
         if acting.done():
             return acting.result()
         raise Halted(f"{halted.result()} was halted.")
     finally:
-        halted.cancel()
+        if halted is not None:
+            halted.cancel()
         if not acting.done():
             acting.cancel()
             await asyncio.wait((acting,))

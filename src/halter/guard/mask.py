@@ -5,6 +5,7 @@ What no JSON can carry is replaced on the way, so that what is sent, kept and ha
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, cast
 
 import msgspec
@@ -27,9 +28,9 @@ def masked_prompt(prompt: Prompt, redact: Redact) -> Prompt:
     """Mask everything that a request sends."""
     return msgspec.structs.replace(
         prompt,
-        system=masked(prompt.system, redact),
+        system=_masked_once(prompt.system, redact),
         messages=tuple(masked_message(message, redact) for message in prompt.messages),
-        tools=tuple(_masked_tool(tool, redact) for tool in prompt.tools),
+        tools=_masked_tools(prompt.tools, redact),
         facts=_masked_facts(prompt.facts, redact) if prompt.facts else prompt.facts,
     )
 
@@ -89,5 +90,12 @@ def _call(part: ToolCall, redact: Redact) -> ToolCall:
     return msgspec.structs.replace(part, tool=masked(part.tool, redact), arguments=masked(part.arguments, redact))
 
 
-def _masked_tool(tool: ToolSpec, redact: Redact) -> ToolSpec:
-    return msgspec.structs.replace(tool, description=masked(tool.description, redact))
+@lru_cache(maxsize=64)
+def _masked_once(text: str, redact: Redact) -> str:
+    """Mask what is sent again with every request."""
+    return masked(text, redact)
+
+
+@lru_cache(maxsize=64)
+def _masked_tools(tools: tuple[ToolSpec, ...], redact: Redact) -> tuple[ToolSpec, ...]:
+    return tuple(msgspec.structs.replace(tool, description=masked(tool.description, redact)) for tool in tools)
