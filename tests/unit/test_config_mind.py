@@ -177,8 +177,8 @@ def test_a_key_in_place_of_a_provider_is_not_printed(tmp_path: Path) -> None:
         ),
         (
             "allowed_models: ['anthropic:*']\n",
-            "model: anthropic:a\nmodel_for:\n  judge: openai:b\n",
-            "agent.yaml line 4: `model_for.judge` is `openai:b`, but halter.yaml line 1 allows only",
+            "model: anthropic:a\nmodel_for:\n  simulation: openai:b\n",
+            "agent.yaml line 4: `model_for.simulation` is `openai:b`, but halter.yaml line 1 allows only",
         ),
         (
             "allowed_models: []\n",

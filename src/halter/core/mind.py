@@ -5,8 +5,6 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from halter.core.vocabulary import Purpose
-
 WireFormat = Literal["openai", "anthropic", "google"]
 """The protocol that an endpoint speaks. `openai` is also what most other servers speak."""
 
@@ -15,6 +13,9 @@ ContextStrategy = Literal["sliding_window", "compact", "summarize"]
 
 ToolCalls = Literal["native", "text"]
 """How calls are asked for: as the provider's protocol has it, or as text, for models that know no other way."""
+
+ModelPurpose = Literal["summary", "simulation"]
+"""What another model than the agent's own may be named for: only what something really asks a model for."""
 
 SCRIPTED: Final = "scripted"
 REFLEX: Final = "reflex"
@@ -39,7 +40,7 @@ class Mind(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str = ""
     fallback_models: tuple[str, ...] = ()
-    model_for: Mapping[Purpose, str] = {}
+    model_for: Mapping[ModelPurpose, str] = {}
     providers: Mapping[str, Provider] = {}
     instructions: str = ""
     tool_calls: ToolCalls = "native"

@@ -17,10 +17,9 @@ from halter.core.bounds import AgentBounds, FleetLimits, Guardrails, Limits, OnC
 from halter.core.clock import HOUR
 from halter.core.ids import Digest
 from halter.core.limits import Caps
-from halter.core.mind import ToolCalls, WireFormat
+from halter.core.mind import ModelPurpose, ToolCalls, WireFormat
 from halter.core.tools import LEVELS, Level
 from halter.core.usage import Price
-from halter.core.vocabulary import Purpose
 from halter.core.written import (
     Duration,
     Host,
@@ -187,7 +186,7 @@ class AgentSpec(Spec, frozen=True):
     fallback_models: Annotated[
         tuple[OneModel, ...], Meta(description="Models to turn to, in order, when one does not answer.")
     ] = ()
-    model_for: Annotated[Mapping[Purpose, OneModel], Meta(description="Other models for single purposes.")] = {}
+    model_for: Annotated[Mapping[ModelPurpose, OneModel], Meta(description="Other models for single purposes.")] = {}
     providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Where models are reached, by provider.")] = {}
     instructions: Annotated[str, Meta(description="What the model is told first; `AGENTS.md` follows.")] = ""
     tool_calls: Annotated[ToolCalls, Meta(description="How the model asks for calls.")] = "native"
