@@ -80,6 +80,7 @@ class Loop:
         self._recalled = Recalled(self._session)
         self._start = stable(thinking.mind, thinking.offered)
         self._window = Window(self._recalled, running, clock, thinking, self._start.size)
+        running.rested = self._rested
 
     @property
     def turn(self) -> Turn:
@@ -124,6 +125,9 @@ class Loop:
                 case Finish(why, sentence):
                     await self._finish(why, sentence)
         return self.turn
+
+    def _rested(self, duration: int) -> None:
+        self._recalled.turn = self.turn.waited(duration)
 
     def near_budget(self) -> bool:
         """Tell whether what is left to spend has come down to the reserve."""

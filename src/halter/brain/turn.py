@@ -206,6 +206,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         """Stop the clock: nothing counts while a session sleeps or waits for a person."""
         return msgspec.structs.replace(self, worked=self.time_worked(at), since=None, settled=self.over, seen_at=at)
 
+    def waited(self, duration: int) -> "Turn":
+        """Leave out of the turn's time what somebody else took."""
+        return msgspec.structs.replace(self, since=None if self.since is None else self.since + duration)
+
     def woken(self, at: int, *, takeover: bool) -> "Turn":
         """Let the clock run on; the time in which nobody owned the session does not count either."""
         worked = self.time_worked(self.seen_at) if takeover else self.time_worked(at)
