@@ -28,6 +28,7 @@ from halter.brain.window import Thinking, Window
 from halter.core.clock import Clock
 from halter.core.events import MessageAdded, TurnEnded, TurnStarted
 from halter.core.messages import Message, Model, StreamChunk, Text, ToolCall, ToolResult
+from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.text import to_body
 from halter.core.vocabulary import TurnEnd
@@ -91,6 +92,11 @@ class Loop:
     def messages(self) -> Sequence[Message]:
         """All that was said."""
         return self._recalled.transcript.messages
+
+    @property
+    def spent(self) -> Charge:
+        """What the session has spent."""
+        return self._running.spent
 
     async def recall(self, events: Sequence[Stored]) -> None:
         """Take in everything that happened so far."""

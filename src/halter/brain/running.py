@@ -192,12 +192,11 @@ class Running:
                 case StillHeld():
                     await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SOON)
                 case RefusedRequest(cap=CostCapReached() as cap) if await self._more_money(
-                    answer.request, str(model.name), cap
+                    request.id, str(model.name), cap
                 ):
                     attempt += 1
                 case Answered() | FailedRequest():
-                    usage = answer.reply.usage if isinstance(answer, Answered) else None
-                    self._spend(answer.cost_usd, usage.uncached if usage else 0)
+                    self._spend(answer.cost_usd, answer.tokens)
                     return answer
                 case RefusedRequest():
                     return answer

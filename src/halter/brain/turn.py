@@ -133,6 +133,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             seen_at=at,
         )
 
+    def uncapped(self) -> "Turn":
+        """Forget that a cap refused a request: it is made again, or was let through. Last words stay the last."""
+        return self if self.wrapping else msgspec.structs.replace(self, capped=False, refusal="")
+
     def acted(self, calls: Sequence[ToolCall], results: Sequence[ToolResult], at: int) -> "Turn":
         """Take in the results of all calls of a step; of several yields the last one counts."""
         done = {result.id for result in results if result.outcome == "ok"}
