@@ -113,12 +113,12 @@ class Conversation:
         if self._loop.turn.number or self._task is None or not isinstance(self._task.event, SessionStarted):
             return []
         text = from_body(await self._running.said(self._task))
-        return [Text(text, self._task.event.origin, self._task.event.trusted)] if text else []
+        return [Text(text, self._task.event.origin, self._task.event.trusted)] if text.strip() else []
 
     async def _said(self, inbox: Sequence[Stored]) -> list[Text]:
         found: list[Text] = []
         for stored in inbox:
             event = stored.event
-            if isinstance(event, WakePosted) and (text := from_body(await self._running.said(stored))):
+            if isinstance(event, WakePosted) and (text := from_body(await self._running.said(stored))).strip():
                 found.append(Text(text, event.origin, event.trusted))
         return found
