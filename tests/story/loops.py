@@ -165,6 +165,7 @@ class Story:
         self.loop: Loop | None = None
         self.extra: list[Tool] = []
         self.summarizer: Model | None = None
+        self.came: Came | None = None
 
     @property
     def model(self) -> Scripted:
@@ -189,7 +190,7 @@ class Story:
         async with tended(store, clock, worker):
             lease = await taken(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None, "the session is over, or somebody has it"
-            prices = Prices({"scripted:*": self.price})
+            prices = Prices({str(model.name): self.price for model in self.models})
             gatehouse = Gatehouse(store, clock, redact=redact, secrets=GivenSecrets({}), prices=prices)
             running = Running(store, clock, gatehouse, lease, self.standing(), self.tools(store))
             self.loop = Loop(
@@ -200,7 +201,8 @@ class Story:
                 self.senses,
                 Watching(self.chunks.append),
             )
-            return await Conversation(running, self.loop, clock).attend()
+            self.came = await Conversation(running, self.loop, clock).attend()
+            return self.came
 
     def standing(self) -> Standing:
         caps = self.policy.caps.session.max_cost_usd

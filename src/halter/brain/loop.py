@@ -28,6 +28,7 @@ from halter.brain.window import Thinking, Window
 from halter.core.clock import Clock
 from halter.core.events import MessageAdded, TurnEnded, TurnStarted
 from halter.core.messages import Message, Model, StreamChunk, Text, ToolCall, ToolResult
+from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.text import to_body
 from halter.core.vocabulary import TurnEnd
@@ -80,6 +81,7 @@ class Loop:
         self._recalled = Recalled(self._session)
         self._start = stable(thinking.mind, thinking.offered)
         self._window = Window(self._recalled, running, clock, thinking, self._start.size)
+        running.rested = self._rested
 
     @property
     def turn(self) -> Turn:
@@ -90,6 +92,11 @@ class Loop:
     def messages(self) -> Sequence[Message]:
         """All that was said."""
         return self._recalled.transcript.messages
+
+    @property
+    def spent(self) -> Charge:
+        """What the session has spent."""
+        return self._running.spent
 
     async def recall(self, events: Sequence[Stored]) -> None:
         """Take in everything that happened so far."""
@@ -124,6 +131,9 @@ class Loop:
                 case Finish(why, sentence):
                     await self._finish(why, sentence)
         return self.turn
+
+    def _rested(self, duration: int) -> None:
+        self._recalled.turn = self.turn.waited(duration)
 
     def near_budget(self) -> bool:
         """Tell whether what is left to spend has come down to the reserve."""

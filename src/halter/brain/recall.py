@@ -99,6 +99,7 @@ class Recalled:
                 self._keep(event.call, event.outcome, event.sentence)
             case RequestStarted(purpose="turn"):
                 self._flush(at)
+                self.turn = self.turn.uncapped()
                 record = msgspec.json.decode(await read(stored) or b"{}", type=Record)
                 self._nonces[event.request] = record.nonce
             case RequestSettled():
@@ -169,7 +170,9 @@ class Recalled:
             self.acted(at)
 
     def _reconsider(self) -> None:
-        """A call that a cap refused may have been about to be tried again; what became of the others is known."""
+        """What a cap refused may have been about to be tried again; what became of all else is known."""
+        if self.turn.capped and not self.turn.over:
+            self.turn = self.turn.uncapped()
         self.done = {call: result for call, result in self.done.items() if result.outcome != "cost_cap_reached"}
 
 

@@ -94,6 +94,8 @@ class Running:
         self._rests = 0
         self.state = Session()
         self.spent = Charge()
+        self.rested: Callable[[int], None] = lambda _: None
+        """Told of each rest how long it was: it counts as nobody's work."""
 
     async def take_up(self) -> Sequence[Stored]:
         """Read what happened so far, and bring whatever a crash left in doubt to an outcome; return all events."""
@@ -104,8 +106,8 @@ class Running:
             await self._woken(self._cause())
         for flight in self.state.in_flight.values():
             await self._clear(flight, await self._arguments(events, flight.id))
-        events = await self.events() if self.state.in_flight else events
-        self.spent = replay(events).spent if self.state.in_flight else self.state.spent
+        events = await self.events()
+        self.spent = replay(events).spent
         return events
 
     def _cause(self) -> Cause | None:
@@ -190,12 +192,11 @@ class Running:
                 case StillHeld():
                     await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SOON)
                 case RefusedRequest(cap=CostCapReached() as cap) if await self._more_money(
-                    answer.request, str(model.name), cap
+                    request.id, str(model.name), cap
                 ):
                     attempt += 1
                 case Answered() | FailedRequest():
-                    usage = answer.reply.usage if isinstance(answer, Answered) else None
-                    self._spend(answer.cost_usd, usage.uncached if usage else 0)
+                    self._spend(answer.cost_usd, answer.tokens)
                     return answer
                 case RefusedRequest():
                     return answer
@@ -330,6 +331,7 @@ class Running:
     async def _rest(self, state: State, wake_at: int, or_when: Look | None = None) -> None:
         """Rest until something arrives, the time has come, or a halt or something else that is looked for is there."""
         self._rests += 1
+        began = self._clock.now()
         parked = SessionParked(state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True)
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
         committed = await self._store.commit(life.park(self.lease, key, parked))
@@ -345,6 +347,7 @@ class Running:
                     break
                 await self._until(news, min(LOOK, wake_at - self._clock.now()))
         await self._woken(cause)
+        self.rested(self._clock.now() - began)
 
     async def _until(self, news: asyncio.Event, at_most: int) -> None:
         """Wait for a hint that something was written, or a while."""

@@ -11,6 +11,9 @@ from halter.core.vocabulary import Outcome
 SHOWN: Final = 16_000
 """How many characters of one result a model is shown; the rest it can read with `read_output`."""
 
+LONGEST_NAME: Final = 200
+"""How many characters of a tool's name are kept: no tool has a longer one, and a model may write anything."""
+
 
 class Transcript:
     """The messages of a session. What is sent is kept from request to request, so that a step costs what is new."""
@@ -55,8 +58,13 @@ class Transcript:
             self._sent.append(message)
 
     def fit(self, window: int, tokens: Sequence[int], marker: int) -> Cut | Fits | TooLarge:
-        """Decide whether what is sent fits a window, given how many tokens each message has."""
-        shape = Shape(sizes=tokens, starts=self._starts, task=self.task, turn=self.turn, newest=newest(self.messages))
+        """Decide whether what is sent fits a window, given how many tokens each message has.
+
+        What an earlier turn was told and never answered may be left out, and so may a task that can never be sent.
+        """
+        first = max(newest(self.messages), self.turn)
+        task = self.task if tokens[self.task] <= window else self.turn
+        shape = Shape(sizes=tokens, starts=self._starts, task=task, turn=self.turn, newest=first)
         return fit(shape, window, self.cut, marker=marker)
 
     def cut_at(self, cut: Cut, marker: Text | None) -> None:
@@ -74,7 +82,8 @@ class Transcript:
 def named(calls: Sequence[ToolCall], turn: int, step: int) -> tuple[ToolCall, ...]:
     """Give calls names of our own: those of a model may be missing, or the same twice."""
     return tuple(
-        ToolCall(f"c{turn}_{step}_{index}", call.tool, call.arguments, call.group) for index, call in enumerate(calls)
+        ToolCall(f"c{turn}_{step}_{index}", call.tool[:LONGEST_NAME], call.arguments, call.group)
+        for index, call in enumerate(calls)
     )
 
 

@@ -133,6 +133,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             seen_at=at,
         )
 
+    def uncapped(self) -> "Turn":
+        """Forget that a cap refused a request: it is made again, or was let through. Last words stay the last."""
+        return self if self.wrapping else msgspec.structs.replace(self, capped=False, refusal="")
+
     def acted(self, calls: Sequence[ToolCall], results: Sequence[ToolResult], at: int) -> "Turn":
         """Take in the results of all calls of a step; of several yields the last one counts."""
         done = {result.id for result in results if result.outcome == "ok"}
@@ -205,6 +209,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     def rested(self, at: int) -> "Turn":
         """Stop the clock: nothing counts while a session sleeps or waits for a person."""
         return msgspec.structs.replace(self, worked=self.time_worked(at), since=None, settled=self.over, seen_at=at)
+
+    def waited(self, duration: int) -> "Turn":
+        """Leave out of the turn's time what somebody else took."""
+        return msgspec.structs.replace(self, since=None if self.since is None else self.since + duration)
 
     def woken(self, at: int, *, takeover: bool) -> "Turn":
         """Let the clock run on; the time in which nobody owned the session does not count either."""

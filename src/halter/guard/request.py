@@ -72,6 +72,7 @@ class Answered(msgspec.Struct, frozen=True):
     cost_usd: int = 0
     max_output_tokens: int = 0
     overrun: bool = False
+    tokens: int = 0
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
@@ -92,6 +93,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
     cost_usd: int = 0
     may_retry: bool = False
     retry_after: int | None = None
+    tokens: int = 0
 
 
 RequestOutcome = Answered | RefusedRequest | StillHeld | FailedRequest
@@ -249,13 +251,14 @@ class ModelDoor:
         flight = flying.admitted.flight
         settled = await self._purse.settle(flying.lease, flight, truth)
         overrun = any(isinstance(stored.event, OverrunIncurred) for stored in settled.events)
-        return Answered(flight.id, reply, charged(flight, truth)[0], flying.admitted.max_output_tokens, overrun)
+        usd, tokens = charged(flight, truth)
+        return Answered(flight.id, reply, usd, flying.admitted.max_output_tokens, overrun, tokens)
 
     async def _failed(self, flying: _Flying, truth: Truth) -> FailedRequest:
         flight = flying.admitted.flight
         await self._purse.settle(flying.lease, flight, truth)
-        cost = charged(flight, truth)[0]
-        return FailedRequest(flight.id, truth.outcome, truth.error, cost, truth.may_retry, truth.retry_after)
+        usd, tokens = charged(flight, truth)
+        return FailedRequest(flight.id, truth.outcome, truth.error, usd, truth.may_retry, truth.retry_after, tokens)
 
     def _cut(self, flying: _Flying, acting: asyncio.Future[Reply], outcome: Outcome, error: str) -> Truth:
         """Tell what a request came to that was stopped: what it reported until then, or else its hold."""

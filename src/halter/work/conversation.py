@@ -51,7 +51,7 @@ class Conversation:
         await self._loop.recall(events)
         while True:
             if self._loop.turn.over and self._loop.turn.settled and not await self._opened():
-                came = await self._rested(Park("WAITING_FOR_INPUT"))
+                came = await self._cancelled() or await self._rested(Park("WAITING_FOR_INPUT"))
             else:
                 came = await self._turn()
             if came is not None:
@@ -69,6 +69,14 @@ class Conversation:
             case Again():
                 await self._opened()
                 return None
+
+    async def _cancelled(self) -> Came | None:
+        """End a session that was cancelled while it had nothing to do."""
+        halt = await self._running.halted()
+        if halt is None or not halt.cancels:
+            return None
+        await self._running.end("CANCELLED", "cancelled")
+        return Came("CANCELLED", "cancelled", f"{halt.scope} was halted.")
 
     async def _rested(self, park: Park) -> Came | None:
         """Let the session rest, unless somebody has said something meanwhile: then that opens the next turn."""
@@ -105,12 +113,12 @@ class Conversation:
         if self._loop.turn.number or self._task is None or not isinstance(self._task.event, SessionStarted):
             return []
         text = from_body(await self._running.said(self._task))
-        return [Text(text, self._task.event.origin, self._task.event.trusted)] if text else []
+        return [Text(text, self._task.event.origin, self._task.event.trusted)] if text.strip() else []
 
     async def _said(self, inbox: Sequence[Stored]) -> list[Text]:
         found: list[Text] = []
         for stored in inbox:
             event = stored.event
-            if isinstance(event, WakePosted) and (text := from_body(await self._running.said(stored))):
+            if isinstance(event, WakePosted) and (text := from_body(await self._running.said(stored))).strip():
                 found.append(Text(text, event.origin, event.trusted))
         return found

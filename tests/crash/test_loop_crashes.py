@@ -1,0 +1,242 @@
+"""A crash at any commit of a session's turns: it goes on to the same end, does nothing twice, and its money adds up.
+
+Before each answer the model itself looks at the journal: what it is sent must be what another process would send.
+"""
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from halter.brain.recall import Recalled
+from halter.brain.turn import Turn
+from halter.core.clock import SECOND
+from halter.core.errors import ModelUnavailable
+from halter.core.ids import session_stream
+from halter.core.messages import Hear, Message, Prompt, Reply, Text, ToolCall, ToolResult
+from halter.core.ports import said
+from halter.core.text import to_body
+from halter.core.tools import Permit
+from halter.core.usage import ModelName, Price, Usage
+from halter.guard.approvals import decide, needs_you
+from halter.journal.patient import PatientStore
+from halter.models.scripted import Scripted
+from halter.state import life
+from halter.state.receipt import Receipt
+from halter.testing.crash import Crash
+from halter.testing.world import World, crash_everywhere
+from tests.story.loops import Story, calls, says
+
+TEN = Price(Decimal(10), Decimal(10))
+
+
+class Sensible(Scripted):
+    """A model that answers by what it is told, so that a request made again gets the same answer."""
+
+    def __init__(self, world: World, answer: Callable[[Prompt, int], Reply]) -> None:
+        super().__init__((), world.clock, ModelName("scripted", "script"))
+        self._world = world
+        self._answer = answer
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+        permit.use()
+        self.asked.append(prompt)
+        again = await recalled(self._world)
+        assert without_ending(prompt) == again.transcript.sent or again.turn.wrapping
+        return self._answer(prompt, len(self.asked))
+
+
+async def recalled(world: World) -> Recalled:
+    """What another process would know of the session."""
+    again = Recalled("s")
+    await again.take_in(await world.events(session_stream("s")), lambda stored: said(world.journal, stored))
+    return again
+
+
+def without_ending(prompt: Prompt) -> tuple[Message, ...]:
+    *before, last = prompt.messages
+    parts = tuple(part for part in last.parts if not isinstance(part, Text) or part.reason != "volatile")
+    return (*before, Message(last.role, parts))
+
+
+def last(prompt: Prompt) -> str:
+    """What the model is told last: texts, reasons, and the tools whose results it is shown."""
+    parts = without_ending(prompt)[-1].parts
+    return " ".join(
+        f"result:{part.tool}" if isinstance(part, ToolResult) else f"{part.reason} {part.text}"
+        for part in parts
+        if not isinstance(part, ToolCall)
+    )
+
+
+def reply(line: Any, outputs: int = 20) -> Reply:
+    return msgspec.structs.replace(line.reply, usage=Usage(900, outputs))
+
+
+def timeless(turn: Turn) -> Turn:
+    """A turn without its times, and without whether the session rests after it, which it does not live to see."""
+    return msgspec.structs.replace(turn, worked=0, since=None, seen_at=0, settled=True)
+
+
+async def answers(world: World, story: Story) -> None:
+    """Say truly, as a person who looks would, whether a call in doubt was made."""
+    while True:
+        for waiting in await needs_you(world.journal):
+            assert waiting.about == "unknown_call"
+            done = await was_done(world, story, waiting.subject)
+            verdict = "approve" if done else "deny"
+            store = PatientStore(world.store, world.clock)
+            await store.commit(decide(waiting, verdict, "ada", world.ids.new()))
+        await world.clock.sleep(SECOND)
+
+
+async def was_done(world: World, story: Story, call: str) -> bool:
+    settled = [s.event for s in await world.events(session_stream("s")) if s.kind == "call_settled"]
+    if call.startswith("s.c1_0_"):
+        return story.desk.done[f"send {call[-1]}"] > 0
+    counted = sum(event.outcome == "ok" for event in settled if event.call in pays(story))
+    return story.desk.done["pay"] > counted
+
+
+def pays(story: Story) -> set[str]:
+    parts = (part for message in story.model.asked[-1].messages for part in message.parts) if story.model.asked else ()
+    known = {f"s.{part.id}" for part in parts if isinstance(part, ToolCall) and part.tool == "pay"}
+    return known | {f"s.c1_{step}_0" for step in range(2, 12)}
+
+
+async def judged(world: World, story: Story) -> Receipt:
+    """What holds after every crash: each call has one result, and money and memory agree with the journal."""
+    made = await story.receipt()
+    events = [stored.event for stored in await story.events()]
+    charges = [event.charge for event in events if getattr(event, "charge", None) is not None]
+    assert made.cost_usd == sum(charge.usd for charge in charges)
+    assert made.in_doubt == ()
+    again = await recalled(world)
+    assert story.loop is not None
+    assert timeless(again.turn) == timeless(story.loop.turn), world
+    assert again.transcript.messages == story.messages, world
+    parts = [part for message in story.messages for part in message.parts]
+    asked = [part.id for part in parts if isinstance(part, ToolCall)]
+    assert asked == [part.id for part in parts if isinstance(part, ToolResult)]
+    return made
+
+
+def truly_sent(story: Story, *texts: str) -> None:
+    """Nothing was sent twice, and the model was told what was sent and what was not."""
+    results = [result for result in story.results() if result.tool == "send"]
+    for text, result in zip(texts, results, strict=True):
+        assert story.desk.done[f"send {text}"] == (result.outcome == "ok")
+
+
+def everywhere(make: Callable[[World], Story], program: Callable[[World, Story], Any]) -> Iterator[tuple[World, Story]]:
+    """Tell a story again and again, each time with another crash, until its end."""
+    stories: list[Story] = []
+
+    async def whole(world: World) -> None:
+        answering = world.spawn(answers(world, stories[-1]))
+        await program(world, stories[-1])
+        answering.cancel()
+
+    def new_world(crash: Crash | None) -> World:
+        world = World(crash=crash)
+        stories.append(make(world))
+        return world
+
+    for world in crash_everywhere(whole, new_world):
+        yield world, stories[-1]
+
+
+def clerk(prompt: Prompt, _: int) -> Reply:
+    told = last(prompt)
+    if "first" in told:
+        return reply(calls(("look", {"at": "a"}), ("send", {"text": "1"}), ("send", {"text": "2"}), text="At once."))
+    return reply(says("Done." if "result:send" in told else "Hello."))
+
+
+def test_a_chat_goes_on_after_a_crash_at_any_commit() -> None:
+    def make(world: World) -> Story:
+        story = Story(world)
+        story.models, story.price = [Sensible(world, clerk)], TEN
+        return story
+
+    async def program(world: World, story: Story) -> None:
+        await story.begin()
+        for key in ("first", "second"):
+            write = life.message("s", key, to_body(f"the {key} message"), "ada")
+            await PatientStore(world.store, world.clock).commit(write)
+            await story.attend()
+
+    for world, story in everywhere(make, program):
+        made = world.run(judged(world, story))
+        assert (made.state, made.terminal_reason) == ("WAITING_FOR_INPUT", ""), world
+        truly_sent(story, "1", "2")
+        texts = [part.text for message in story.messages for part in message.parts if isinstance(part, Text)]
+        assert texts == ["the first message", "At once.", "Done.", "the second message", "Hello."], world
+
+
+def payer(prompt: Prompt, number: int) -> Reply:
+    told = last(prompt)
+    if number == 2:
+        raise ModelUnavailable("Overloaded: come back later", billed=False)
+    if "wrap_up" in told:
+        return reply(says("All is spent."))
+    if "result:" in told:
+        return reply(calls("pay"))
+    if "max_tokens_recovery" in told:
+        return reply(calls(("look", {"at": "a"})))
+    return msgspec.structs.replace(reply(says("I am go")), stop="max_tokens")
+
+
+def test_a_task_with_retries_a_recovery_and_last_words_goes_on_after_a_crash_at_any_commit() -> None:
+    def make(world: World) -> Story:
+        story = Story(world, kind="task", more="limits: {max_cost_usd: 1.2}")
+        story.models, story.price = [Sensible(world, payer)], TEN
+        return story
+
+    async def program(world: World, story: Story) -> None:
+        await story.begin("Pay.")
+        if not (await world.session("s")).ended:
+            await story.attend()
+
+    for world, story in everywhere(make, program):
+        made = world.run(judged(world, story))
+        assert (made.state, made.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached"), world
+        paid = [line for line in made.calls if line.name == "pay" and line.cost_usd]
+        assert story.desk.done["pay"] == len(paid) >= 3, world
+        assert made.cost_usd <= 1_200_000
+        assert story.messages[-1].parts == (Text("All is spent.", "model", trusted=False),), world
+        assert story.told().count("max_tokens_recovery") == story.told().count("wrap_up") == 1
+
+
+def watcher(prompt: Prompt, _: int) -> Reply:
+    parts = [part for message in prompt.messages for part in message.parts]
+    rounds = sum(isinstance(part, ToolResult) and part.tool == "yield" for part in parts)
+    rounds += sum(isinstance(part, Text) and part.text == "Hm." for part in parts)
+    lines = [
+        calls(("look", {"at": "a"}), ("send", {"text": "1"}), ("yield", {"mode": "sleep", "sleep": 60})),
+        calls(("yield", {"mode": "continue"})),
+        says("Hm."),
+        calls(("yield", {"mode": "shutdown"})),
+    ]
+    return reply(lines[min(rounds, 3)])
+
+
+def test_an_autonomous_session_goes_on_after_a_crash_at_any_commit() -> None:
+    def make(world: World) -> Story:
+        story = Story(world, kind="autonomous")
+        story.models, story.price = [Sensible(world, watcher)], TEN
+        return story
+
+    async def program(world: World, story: Story) -> None:
+        await story.begin("Watch.")
+        while not (session := await world.session("s")).ended:
+            if session.state == "SLEEPING" and session.wake_at is not None:
+                await world.clock.sleep(max(0, session.wake_at - world.now))
+            await story.attend()
+
+    for world, story in everywhere(make, program):
+        made = world.run(judged(world, story))
+        assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
+        truly_sent(story, "1")
+        assert story.told() == ["observe"] * 3, world

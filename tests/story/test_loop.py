@@ -1,0 +1,279 @@
+"""How turns and sessions end: every end that a session can have, through the real conversation."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from halter.core.clock import MINUTE, SECOND
+from halter.core.events import SessionParked, TurnEnded
+from halter.core.vocabulary import SessionKind
+from halter.guard.halts import cancel, halt, resume
+from halter.state import life
+from halter.testing.world import World
+from halter.work.conversation import Came
+from tests.story.loops import Story, calls, fails, says
+
+KINDS: tuple[SessionKind, ...] = ("chat", "task", "autonomous")
+
+
+async def ended(story: Story, came: Came, state: str, reason: str) -> None:
+    """An end is told to the caller, stands in the journal, and is on the receipt."""
+    made = await story.receipt()
+    assert (came.state, came.terminal_reason) == (state, reason), came
+    assert (made.state, made.terminal_reason) == (state, reason)
+    assert made.ended_at == (await story.events())[-1].at
+    assert made.in_doubt == ()
+
+
+def turns(events: list[object]) -> list[str]:
+    return [event.why for event in events if isinstance(event, TurnEnded)]
+
+
+async def ends_of_turns(story: Story) -> list[str]:
+    return turns([stored.event for stored in await story.events()])
+
+
+def begun(story: Story, task: str) -> asyncio.Task[Came]:
+    return asyncio.create_task(story.run(task))
+
+
+async def test_a_task_runs_until_its_model_has_finished(world: World) -> None:
+    story = Story(world, [calls(("send", {"text": "hello"})), says("It is sent.")], kind="task")
+    await ended(story, await story.run("Send hello."), "COMPLETED", "completed")
+    assert story.desk.done == {"send hello": 1}
+    assert [message.role for message in story.messages] == ["user", "assistant", "user", "assistant"]
+    assert [part.text for part in story.results()] == ["sent"]
+
+
+def test_a_task_runs_on_a_disk_as_well(tmp_path: Path) -> None:
+    async def program() -> None:
+        story = Story(world, [calls("look", ("send", {"text": "hello"})), says("Done.")], kind="task")
+        await ended(story, await story.run("Send hello."), "COMPLETED", "completed")
+
+    with World(3, path=tmp_path / "loop.db") as world:
+        world.run(program())
+
+
+async def test_a_chat_answers_and_waits_for_the_next_message(world: World) -> None:
+    story = Story(world, [says("Hello."), says("Seven.", when="how much")])
+    await story.begin()
+    came = await story.says("Hi.")
+    assert (came.state, came.over, came.sentence) == ("WAITING_FOR_INPUT", False, "")
+    assert (await world.session("s")).state == "WAITING_FOR_INPUT"
+    came = await story.says("how much?")
+    assert came.state == "WAITING_FOR_INPUT"
+    assert [part.text for message in story.messages for part in message.parts] == [
+        "Hi.",
+        "Hello.",
+        "how much?",
+        "Seven.",
+    ]
+
+
+def test_a_chat_on_a_disk_is_taken_up_again_from_its_events(tmp_path: Path) -> None:
+    async def program() -> None:
+        story = Story(world, [says(f"Answer {number}.") for number in range(5)])
+        await story.begin()
+        for number in range(5):
+            await story.says(f"Question {number}?")
+        assert len(story.messages) == 10
+
+    with World(4, path=tmp_path / "loop.db") as world:
+        world.run(program())
+
+
+async def test_a_message_that_comes_while_the_model_thinks_opens_the_next_turn_at_once(world: World) -> None:
+    story = Story(world, [says("One.", takes=10 * SECOND), says("Two.")])
+    await story.begin()
+    thinking = asyncio.create_task(story.says("First."))
+    await world.advance(SECOND)
+    await world.say("s", "Second.")
+    assert (await thinking).state == "WAITING_FOR_INPUT"
+    assert await ends_of_turns(story) == ["ended", "ended"]
+    assert len(story.model.asked) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_cancel_ends_any_session_for_good(world: World, kind: SessionKind) -> None:
+    story = Story(world, [calls("hang")], kind=kind)
+    running = begun(story, "Wait.")
+    await story.desk.stuck.wait()
+    await world.store.commit(cancel("s", "ada", "cancel"))
+    await ended(story, await running, "CANCELLED", "cancelled")
+    committed = await world.store.commit(life.reopen("s", "again", "ada"))
+    assert not committed.events
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_halt_stops_a_call_that_is_being_made(world: World, kind: SessionKind) -> None:
+    story = Story(world, [calls("hang", "look")], kind=kind)
+    running = begun(story, "Wait.")
+    await story.desk.stuck.wait()
+    at = world.now
+    await world.store.commit(halt("agent:desk", "ada", "halt"))
+    await ended(story, await running, "HALTED", "external_halt")
+    assert world.now - at < SECOND
+    assert [(result.tool, result.outcome) for result in story.results()] == [("hang", "external_halt"), ("look", "ok")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_halt_stops_a_request_that_is_on_its_way(world: World, kind: SessionKind) -> None:
+    story = Story(world, [says("Too late.", takes=5 * MINUTE)], kind=kind)
+    running = begun(story, "Wait.")
+    await world.advance(SECOND)
+    at = world.now
+    await world.store.commit(halt("fleet", "ada", "halt"))
+    came = await running
+    await ended(story, came, "HALTED", "external_halt")
+    assert world.now - at < SECOND
+    assert "halt" in came.sentence
+    assert [line.outcome for line in (await story.receipt()).requests] == ["external_halt"]
+
+
+async def test_a_halt_between_two_steps_lets_no_further_step_begin(world: World) -> None:
+    story = Story(world, [calls(("slow", {"name": "a"})), says("Never said.")], kind="task")
+    running = begun(story, "Go.")
+    while story.desk.together == 0:
+        await world.advance(SECOND // 10)
+    await world.advance(SECOND - SECOND // 8)
+    await world.store.commit(halt("session:s", "ada", "halt"))
+    came = await running
+    await ended(story, came, "HALTED", "external_halt")
+    assert len(story.model.asked) == 1
+
+
+async def test_a_halt_ends_the_wait_before_a_retry(world: World) -> None:
+    story = Story(world, [fails(after=60 * SECOND), says("Never said.")], kind="task")
+    running = begun(story, "Go.")
+    await world.advance(SECOND)
+    at = world.now
+    await world.store.commit(halt("session:s", "ada", "halt"))
+    await ended(story, await running, "HALTED", "external_halt")
+    assert world.now - at < SECOND
+    assert len(story.model.asked) == 1
+
+
+async def test_a_halted_session_may_be_let_go_on(world: World) -> None:
+    story = Story(world, [calls("hang"), says("Now it is done.")], kind="task")
+    running = begun(story, "Wait.")
+    await story.desk.stuck.wait()
+    await world.store.commit(halt("session:s", "ada", "halt"))
+    await running
+    await world.store.commit(resume("session:s", "ada", "resume"))
+    assert (await world.store.commit(life.reopen("s", "again", "ada"))).events
+    await ended(story, await story.attend(), "COMPLETED", "completed")
+    assert story.told() == ["resumed"]
+
+
+TIMEOUT = "limits: {timeout: 60s}"
+
+
+@pytest.mark.parametrize("place", ["request", "call", "between"])
+async def test_a_task_whose_time_is_up_is_over_wherever_it_is(world: World, place: str) -> None:
+    lines = {
+        "request": [says("Too late.", takes=5 * MINUTE)],
+        "call": [calls("hang"), says("Too late.")],
+        "between": [calls(("look", {"at": f"{number}"}), takes=25 * SECOND) for number in range(9)],
+    }
+    story = Story(world, lines[place], kind="task", more=TIMEOUT)
+    began = world.now
+    came = await story.run("Be quick.")
+    await ended(story, came, "TIMED_OUT", "timed_out")
+    assert 60 * SECOND <= world.now - began <= 62 * SECOND
+    assert "60 seconds" in came.sentence
+    if place == "call":
+        assert [result.outcome for result in story.results()] == ["timeout"]
+    if place == "between":
+        assert [result.outcome for result in story.results()] == ["ok", "ok"]
+
+
+async def test_a_timeout_of_zero_is_none(world: World) -> None:
+    lines = [*(calls(("look", {"at": f"{number}"}), takes=9 * MINUTE) for number in range(40)), says("Done.")]
+    story = Story(world, lines, kind="task", more="limits: {timeout: 0}")
+    began = world.now
+    await ended(story, await story.run("Take your time."), "COMPLETED", "completed")
+    assert world.now - began >= 360 * MINUTE
+
+
+async def test_a_task_ends_at_its_most_steps(world: World) -> None:
+    lines = [calls(("look", {"at": f"{number}"})) for number in range(9)]
+    story = Story(world, lines, kind="task", more="limits: {max_steps: 4}")
+    came = await story.run("Look everywhere.")
+    await ended(story, came, "MAX_STEPS", "max_steps")
+    assert len(story.model.asked) == 4
+    assert len(story.results()) == 4
+    assert "4 steps" in came.sentence
+
+
+async def test_a_task_that_goes_round_in_circles_is_told_once_and_then_stopped(world: World) -> None:
+    story = Story(world, [calls("look") for _ in range(9)], kind="task")
+    came = await story.run("Look.")
+    await ended(story, came, "ERROR", "repetition")
+    assert story.told() == ["repetition"]
+    assert len(story.model.asked) == 5
+    assert "the same calls" in came.sentence
+
+
+async def test_a_hint_that_is_heeded_lets_the_task_go_on(world: World) -> None:
+    lines = [*(calls("look") for _ in range(4)), calls(("look", {"at": "elsewhere"})), says("Found it.")]
+    story = Story(world, lines, kind="task")
+    await ended(story, await story.run("Look."), "COMPLETED", "completed")
+    assert story.told() == ["repetition"]
+
+
+async def test_a_model_that_will_not_answer_ends_a_task_after_its_retries(world: World) -> None:
+    story = Story(world, [fails() for _ in range(9)], kind="task", fallbacks=[[fails() for _ in range(9)]])
+    came = await story.run("Say something.")
+    await ended(story, came, "ERROR", "model_error")
+    assert came.sentence == "Overloaded: the provider says no"
+    assert [len(model.asked) for model in story.models] == [4, 4]
+
+
+async def test_what_is_wrong_with_the_request_itself_is_not_tried_again(world: World) -> None:
+    story = Story(world, [fails("BadRequest", retry=False), says("Never said.")], kind="task")
+    await ended(story, await story.run("Say something."), "ERROR", "model_error")
+    assert len(story.model.asked) == 1
+
+
+async def test_a_fallback_answers_where_the_model_does_not(world: World) -> None:
+    story = Story(world, [fails("Unauthorized", retry=False)], kind="task", fallbacks=[[says("I can.")]])
+    await ended(story, await story.run("Say something."), "COMPLETED", "completed")
+    assert [line.name for line in (await story.receipt()).requests] == ["scripted:script", "scripted:m1"]
+
+
+TROUBLES = {
+    "max_steps": ("limits: {max_steps: 2}", [calls(("look", {"at": f"{number}"})) for number in range(6)]),
+    "timed_out": (TIMEOUT, [says("Late.", takes=5 * MINUTE) for _ in range(3)]),
+    "repetition": ("", [calls("look") for _ in range(15)]),
+    "model_error": ("", [fails(retry=False) for _ in range(3)]),
+}
+
+
+@pytest.mark.parametrize("why", TROUBLES)
+async def test_trouble_ends_the_turn_of_a_chat_and_the_chat_lives(world: World, why: str) -> None:
+    more, lines = TROUBLES[why]
+    story = Story(world, [says("Fine now.", when="once more"), *lines], more=more)
+    await story.begin()
+    came = await story.says("Go.")
+    assert (came.state, came.over) == ("WAITING_FOR_INPUT", False)
+    assert came.sentence
+    assert await ends_of_turns(story) == [why]
+    assert (await story.says("once more")).sentence == ""
+    assert await ends_of_turns(story) == [why, "ended"]
+
+
+@pytest.mark.parametrize("why", TROUBLES)
+async def test_an_autonomous_session_rests_after_trouble_and_gives_up_after_three(world: World, why: str) -> None:
+    more, lines = TROUBLES[why]
+    story = Story(world, lines, kind="autonomous", more=more)
+    came = await story.run("Go.")
+    assert came.state == "SLEEPING"
+    for _ in range(2):
+        assert came.wake_at is not None
+        await world.advance(came.wake_at - world.now)
+        came = await story.attend()
+    await ended(story, came, "ERROR", why)
+    assert await ends_of_turns(story) == [why] * 3
+    parks = [stored.event for stored in await story.events() if isinstance(stored.event, SessionParked)]
+    assert [park.state for park in parks] == ["SLEEPING", "SLEEPING"]

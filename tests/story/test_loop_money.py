@@ -1,0 +1,208 @@
+"""What a budget does to a turn: the paid answer is kept, calls get results, and there are last words if so wished."""
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.events import CostCapReached, RequestSettled, SessionParked
+from halter.core.money import Account
+from halter.core.usage import Price
+from halter.guard.approvals import Open, decide, needs_you, raise_cap
+from halter.guard.purse import change_cap
+from halter.testing.world import World
+from halter.work.conversation import Came
+from tests.story.loops import Story, calls, says, used
+
+TEN = Price(Decimal(10), Decimal(10))
+"""Ten micro-dollars for each token."""
+DEAR = used(4000, 85_000)
+"""What costs 89 cents at that price, of the dollar that a session may spend."""
+CAP = Account("session:s", "", "usd")
+
+
+def priced(world: World, lines: Any, more: str = "", **given: Any) -> Story:
+    story = Story(world, lines, kind="task", more=more, **given)
+    story.price = TEN
+    return story
+
+
+async def asked(world: World) -> Open:
+    while not (waiting := await needs_you(world.journal)):
+        await world.clock.sleep(SECOND)
+    return waiting[0]
+
+
+async def exact(story: Story, came: Came, state: str, reason: str) -> None:
+    """An end that says why, and money that adds up."""
+    made = await story.receipt()
+    assert (came.state, came.terminal_reason, made.state, made.terminal_reason) == (state, reason, state, reason)
+    events = [stored.event for stored in await story.events()]
+    charges = [event.charge for event in events if hasattr(event, "charge") and event.charge is not None]
+    assert made.cost_usd == sum(charge.usd for charge in charges)
+    assert made.in_doubt == ()
+
+
+async def test_at_the_cap_the_paid_answer_is_kept_and_the_model_has_last_words(world: World) -> None:
+    lines = [calls(("send", {"text": "one"}), text="I send it.", usage=DEAR), says("Sent; the rest is open.")]
+    story = priced(world, lines)
+    came = await story.run("Send it.")
+    await exact(story, came, "BUDGET_EXCEEDED", "cost_cap_reached")
+    assert story.desk.done == {"send one": 1}
+    assert [part.outcome for part in story.results()] == ["ok"]
+    assert story.told()[-1] == "wrap_up"
+    assert story.model.asked[-1].tools == ()
+    assert story.messages[-1].parts[0].text == "Sent; the rest is open."
+    assert (await story.receipt()).cost_usd <= 1_000_000
+
+
+async def test_calls_that_are_asked_for_in_last_words_are_answered_and_not_made(world: World) -> None:
+    lines = [calls("look", usage=DEAR), calls(("send", {"text": "late"}))]
+    story = priced(world, lines)
+    await exact(story, await story.run("Look."), "BUDGET_EXCEEDED", "cost_cap_reached")
+    assert story.desk.done == {"look": 1}
+    assert [part.outcome for part in story.results()] == ["ok", "cost_cap_reached"]
+
+
+async def test_with_stop_there_are_no_last_words(world: World) -> None:
+    story = priced(world, [calls("look", usage=used(4000, 95_000)), says("Never said.")], "limits: {on_cap: stop}")
+    came = await story.run("Look.")
+    await exact(story, came, "BUDGET_EXCEEDED", "cost_cap_reached")
+    assert story.told() == ["near_budget"]
+    assert len(story.model.asked) == 1
+    assert "session:s" in came.sentence
+
+
+@pytest.mark.parametrize("kind", ["chat", "task", "autonomous"])
+async def test_a_call_that_the_cap_does_not_cover_ends_any_session(world: World, kind: Any) -> None:
+    lines = [*(calls("pay", ("look", {"at": f"{n}"})) for n in range(9)), says("All spent.", when="last answer")]
+    story = Story(world, [lines[-1], *lines[:-1]], kind=kind)
+    came = await story.run("Pay.")
+    await exact(story, came, "BUDGET_EXCEEDED", "cost_cap_reached")
+    assert story.desk.done["pay"] == 3
+    assert [part.outcome for part in story.results() if part.tool == "pay"] == ["ok", "ok", "ok", "cost_cap_reached"]
+    assert [part.outcome for part in story.results() if part.tool == "look"] == ["ok"] * 4
+    assert story.messages[-1].parts[0].text == "All spent."
+
+
+async def test_a_token_budget_is_a_budget_too(world: World) -> None:
+    lines = [calls(("look", {"at": f"{n}"}), usage=used(2000, 100)) for n in range(12)]
+    story = Story(world, lines, kind="task", more="limits: {token_budget: 20000}")
+    came = await story.run("Look.")
+    assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
+    events = [stored.event for stored in await story.events()]
+    assert {event.unit for event in events if isinstance(event, CostCapReached)} == {"tokens"}
+    assert sum(event.charge.tokens for event in events if isinstance(event, RequestSettled) and event.charge) <= 20_000
+
+
+ASK = "limits: {on_cap: ask}"
+
+
+@pytest.mark.parametrize("by", ["decision", "budget"])
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_raised_cap_lets_the_session_go_on_in_place(world: World, by: str, *, restart: bool) -> None:
+    lines = [calls("look", usage=used(4000, 95_000)), calls(("look", {"at": "b"})), says("Done.")]
+    story = priced(world, lines, ASK)
+    running = world.spawn(attended(story, "Look."))
+    waiting = await asked(world)
+    assert (waiting.about, waiting.subject) == ("cap_raise", "session:s")
+    assert (await world.session("s")).state == "WAITING_FOR_BUDGET"
+    await world.advance(HOUR)
+    if restart:
+        await world.restart()
+        await world.advance(HOUR)
+        running = world.spawn(attended(story))
+        await world.advance(MINUTE)
+        assert len(await needs_you(world.journal)) == 1
+    raised = raise_cap(waiting, CAP, 10_000_000, "ada", "raise")
+    await world.store.commit(raised if by == "decision" else change_cap(CAP, 10_000_000, "ada", "raise"))
+    await running
+    await exact(story, came_of(story), "COMPLETED", "completed")
+    assert story.desk.done == {"look": 1, "look b": 1}
+
+
+async def attended(story: Story, task: str = "") -> None:
+    await (story.run(task) if task else story.attend())
+
+
+def came_of(story: Story) -> Came:
+    assert story.came is not None
+    return story.came
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_cap_that_nobody_raises_is_the_end(world: World, *, restart: bool) -> None:
+    story = priced(world, [calls("look", usage=used(4000, 95_000)), says("Never said.")], ASK)
+    running = world.spawn(attended(story, "Look."))
+    waiting = await asked(world)
+    if restart:
+        await world.restart()
+        running = world.spawn(attended(story))
+        await world.advance(MINUTE)
+    await world.store.commit(decide(waiting, "deny", "ada", "no"))
+    await running
+    await exact(story, came_of(story), "BUDGET_EXCEEDED", "cost_cap_reached")
+    assert len(story.model.asked) == 1
+
+
+@pytest.mark.parametrize("crash", ["none", "asleep", "after"])
+async def test_at_the_cap_of_a_day_the_session_sleeps_until_tomorrow_and_goes_on(world: World, crash: str) -> None:
+    more = "limits: {max_cost_usd: 5, max_cost_usd_per_day: 0.5}"
+    lines = [calls("look", usage=used(4000, 44_000)), calls(("slow", {"name": "b"})), says("Done.")]
+    story = priced(world, lines, more)
+    began = world.now
+    running = world.spawn(attended(story, "Look."))
+    await world.advance(MINUTE)
+    assert (await world.session("s")).state == "SLEEPING"
+    if crash == "asleep":
+        await world.restart()
+        await world.advance(DAY)
+        running = world.spawn(attended(story))
+    if crash == "after":
+        while not story.desk.together:
+            await world.advance(SECOND // 4)
+        await world.restart()
+        await world.advance(MINUTE)
+        running = world.spawn(attended(story))
+    await running
+    await exact(story, came_of(story), "COMPLETED", "completed")
+    assert world.now >= began + DAY - began % DAY
+    parks = [stored.event for stored in await story.events() if isinstance(stored.event, SessionParked)]
+    assert {park.state for park in parks} == {"SLEEPING"}
+    assert "wrap_up" not in story.told()
+
+
+async def test_the_model_is_warned_once_in_a_session_that_its_budget_is_nearly_used_up(world: World) -> None:
+    lines = [says("One.", usage=used(4000, 76_500)), *(says(f"{n}.", usage=used(100, 10)) for n in range(5))]
+    story = Story(world, lines)
+    story.price = TEN
+    await story.begin()
+    for number in range(5):
+        await story.says(f"Question {number}?")
+        await world.restart()
+    assert story.told() == ["near_budget"]
+
+
+async def test_the_model_is_shown_what_is_left_and_it_is_the_same_after_a_restart(world: World) -> None:
+    more = "limits: {token_budget: 200000}"
+    lines = [calls("pay"), says("One.", usage=used(4000, 1000)), says("Two.")]
+    story = Story(world, lines, more=more)
+    story.price = TEN
+    await story.begin()
+    await story.says("First?")
+    assert story.loop is not None
+    await story.says("Second?")
+    shown = story.model.asked[2].messages[-1].parts[-1]
+    assert shown.reason == "volatile"
+    assert "Left to spend: $" in shown.text
+    assert story.loop.spent == (await world.session("s")).spent
+
+
+async def test_what_costs_more_than_the_cap_stops_the_session_and_is_told_truly(world: World) -> None:
+    story = priced(world, [calls("look", usage=used(4000, 200_000)), says("Never said.")])
+    came = await story.run("Look.")
+    await exact(story, came, "BUDGET_EXCEEDED", "overrun")
+    assert (await story.receipt()).cost_usd == 2_040_000
+    assert [part.outcome for part in story.results()] == ["ok"]
+    assert len(story.model.asked) == 1

@@ -1,0 +1,267 @@
+"""What a session waits for: its tools, its person, an approval, its next turn. None of it counts as its own time."""
+
+import asyncio
+
+import pytest
+
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.events import SessionParked
+from halter.core.ids import session_stream
+from halter.core.messages import Text
+from halter.core.vocabulary import SessionKind
+from halter.guard.approvals import Open, decide, edit, needs_you
+from halter.guard.halts import cancel, halt
+from halter.testing.world import World
+from halter.work.conversation import Came
+from tests.story.loops import Story, calls, fails, says
+
+
+async def asked(world: World) -> Open:
+    """Wait until something needs a person."""
+    while not (waiting := await needs_you(world.journal)):
+        await world.clock.sleep(SECOND)
+    return waiting[0]
+
+
+async def parks(story: Story) -> list[SessionParked]:
+    return [stored.event for stored in await story.events() if isinstance(stored.event, SessionParked)]
+
+
+async def wakes(world: World, story: Story, came: Came) -> Came:
+    """Let the session sleep until its time, and go on."""
+    assert came.state == "SLEEPING"
+    assert came.wake_at is not None
+    await world.advance(came.wake_at - world.now)
+    return await story.attend()
+
+
+async def test_a_session_waits_for_its_tool_while_a_call_is_being_made(world: World) -> None:
+    story = Story(world, [calls("look", ("slow", {"name": "a"})), says("Done.", takes=SECOND)], kind="task")
+    running = asyncio.create_task(story.run("Look."))
+    while not story.desk.together:
+        await world.advance(SECOND // 50)
+    assert (await world.session("s")).state == "WAITING_FOR_TOOL"
+    while len(story.model.asked) < 2:
+        await world.advance(SECOND // 50)
+    assert (await world.session("s")).state == "RUNNING"
+    assert (await running).state == "COMPLETED"
+
+
+@pytest.mark.parametrize("kind", ["chat", "task", "autonomous"])
+async def test_a_question_to_the_person_is_answered_by_their_next_message(world: World, kind: SessionKind) -> None:
+    lines = [calls(("ask_user", {"question": "Which one?"})), says("The red one, then.", when="red")]
+    story = Story(world, lines, kind=kind)
+    came = await story.run("Paint it.")
+    assert (came.state, came.over) == ("WAITING_FOR_INPUT", False)
+    assert [park.wake_at for park in await parks(story)] == [None]
+    came = await story.says("red")
+    assert came.state == {"chat": "WAITING_FOR_INPUT", "task": "COMPLETED", "autonomous": "SLEEPING"}[kind]
+    assert [result.outcome for result in story.results()] == ["ok"]
+
+
+async def test_a_call_that_waits_for_approval_stops_no_other_call_of_its_step(world: World) -> None:
+    lines = [calls(("wipe", {"path": "a"}), ("send", {"text": "one"}), ("look", {"at": "b"})), says("Done.")]
+    story = Story(world, lines, kind="task")
+    running = asyncio.create_task(story.run("Clean up."))
+    waiting = await asked(world)
+    await world.advance(SECOND)
+    assert (waiting.about, waiting.name) == ("approval", "wipe")
+    assert (await world.session("s")).state == "WAITING_FOR_APPROVAL"
+    assert story.desk.done == {"send one": 1, "look b": 1}
+    await world.store.commit(decide(waiting, "approve", "ada", "yes"))
+    assert (await running).state == "COMPLETED"
+    assert story.desk.done == {"send one": 1, "look b": 1, "wipe a": 1}
+    assert [(result.tool, result.outcome) for result in story.results()] == [
+        ("wipe", "ok"),
+        ("send", "ok"),
+        ("look", "ok"),
+    ]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_of_two_calls_that_wait_each_goes_on_with_its_own_answer(world: World, first: int) -> None:
+    story = Story(world, [calls(("wipe", {"path": "a"}), ("wipe", {"path": "b"})), says("Done.")], kind="task")
+    running = asyncio.create_task(story.run("Clean up."))
+    await asked(world)
+    await world.advance(SECOND)
+    waiting = sorted(await needs_you(world.journal), key=lambda one: one.subject)
+    await world.store.commit(decide(waiting[first], "approve", "ada", "yes"))
+    await world.advance(MINUTE)
+    assert sum(story.desk.done.values()) == 1
+    await world.store.commit(decide(waiting[1 - first], "deny", "ada", "no"))
+    assert (await running).state == "COMPLETED"
+    outcomes = [result.outcome for result in story.results()]
+    assert outcomes == (["ok", "approval_denied"] if first == 0 else ["approval_denied", "ok"])
+    assert sum(story.desk.done.values()) == 1
+
+
+async def test_a_denial_is_told_to_the_model_as_one(world: World) -> None:
+    story = Story(world, [calls(("wipe", {"path": "a"})), says("Then not.")], kind="task")
+    running = asyncio.create_task(story.run("Clean up."))
+    await world.store.commit(decide(await asked(world), "deny", "ada", "no", "too much"))
+    assert (await running).state == "COMPLETED"
+    (result,) = story.results()
+    assert result.outcome == "approval_denied"
+    assert result.text.startswith("[approval_denied] ada said no")
+    assert story.desk.done == {}
+
+
+async def test_an_expiry_is_told_to_the_model_as_an_expiry(world: World) -> None:
+    story = Story(world, [calls(("wipe", {"path": "a"})), says("Nobody answered.")], kind="task")
+    began = world.now
+    assert (await story.run("Clean up.")).state == "COMPLETED"
+    (result,) = story.results()
+    assert result.outcome == "approval_expired"
+    assert "[approval_expired]" in result.text
+    assert story.desk.done == {}
+    assert DAY <= world.now - began < DAY + HOUR
+
+
+async def test_the_model_is_given_what_a_person_let_be_done_instead(world: World) -> None:
+    story = Story(world, [calls(("wipe", {"path": "everything"})), says("Done.")], kind="task")
+    running = asyncio.create_task(story.run("Clean up."))
+    await world.store.commit(edit(await asked(world), b'{"path": "a little"}', "ada", "edit"))
+    assert (await running).state == "COMPLETED"
+    assert story.desk.done == {"wipe a little": 1}
+
+
+@pytest.mark.parametrize("stop", ["HALTED", "CANCELLED"])
+async def test_a_halt_ends_a_session_that_waits_for_approval(world: World, stop: str) -> None:
+    story = Story(world, [calls(("wipe", {"path": "a"}))], kind="task")
+    running = asyncio.create_task(story.run("Clean up."))
+    await asked(world)
+    await world.store.commit(halt("fleet", "ada", "h") if stop == "HALTED" else cancel("s", "ada", "c"))
+    assert (await running).state == stop
+    assert story.desk.done == {}
+
+
+async def test_the_time_that_a_person_takes_is_not_the_turns_time(world: World) -> None:
+    lines = [calls(("wipe", {"path": "a"})), says("Done.", takes=30 * SECOND)]
+    story = Story(world, lines, kind="task", more="limits: {timeout: 60s}")
+    running = asyncio.create_task(story.run("Clean up."))
+    waiting = await asked(world)
+    await world.advance(3 * HOUR)
+    await world.store.commit(decide(waiting, "approve", "ada", "yes"))
+    assert (await running).state == "COMPLETED"
+
+
+async def test_the_time_in_which_nobody_had_the_session_is_not_the_turns_time(world: World) -> None:
+    story = Story(world, [says("Never said.", takes=HOUR), says("Done.", takes=30 * SECOND)], kind="task")
+    story.policy = Story(world, more="limits: {timeout: 60s}").policy
+    world.spawn(attended(story, "Go."))
+    await world.advance(10 * SECOND)
+    await world.restart()
+    await world.advance(HOUR)
+    assert (await story.attend()).state == "COMPLETED"
+
+
+async def attended(story: Story, task: str) -> None:
+    await story.run(task)
+
+
+async def test_after_a_restart_in_a_wait_the_turns_clock_runs_again(world: World) -> None:
+    lines = [calls(("wipe", {"path": "a"})), says("Too late.", takes=5 * MINUTE)]
+    story = Story(world, lines, kind="task", more="limits: {timeout: 60s}")
+    world.spawn(attended(story, "Clean up."))
+    waiting = await asked(world)
+    await world.advance(SECOND)
+    await world.restart()
+    await world.advance(HOUR)
+    running = asyncio.create_task(story.attend())
+    await world.advance(MINUTE)
+    await world.store.commit(decide(waiting, "approve", "ada", "yes"))
+    began = world.now
+    came = await running
+    assert (came.state, came.terminal_reason) == ("TIMED_OUT", "timed_out")
+    assert world.now - began <= 61 * SECOND
+    assert story.desk.done == {"wipe a": 1}
+
+
+async def test_a_chat_lives_for_as_many_turns_as_its_person_likes(world: World) -> None:
+    lines = [each for n in range(60) for each in (calls("look", takes=SECOND), says(f"Nothing {n}."))]
+    story = Story(world, lines, more="limits: {timeout: 60s}")
+    await story.begin()
+    for _ in range(60):
+        assert (await story.says("Look there, please.")).sentence == ""
+        await world.advance(HOUR)
+    assert story.told() == []
+    assert len(story.model.asked) == 120
+
+
+async def test_an_autonomous_session_sleeps_as_it_yields_and_looks_again_on_waking(world: World) -> None:
+    lines = [
+        calls(("yield", {"mode": "sleep", "sleep": 90})),
+        calls(("yield", {"mode": "continue"})),
+        calls(("yield", {"mode": "shutdown", "reason": "all done"})),
+    ]
+    story = Story(world, lines, kind="autonomous")
+    began = world.now
+    came = await story.run("Watch.")
+    assert came.wake_at == began + 90 * SECOND
+    came = await wakes(world, story, came)
+    assert (came.state, came.terminal_reason) == ("COMPLETED", "completed")
+    assert story.told() == ["observe", "observe"]
+    assert [line.name for line in (await story.receipt()).calls] == ["yield"] * 3
+
+
+async def test_a_sleep_is_kept_within_what_is_allowed(world: World) -> None:
+    lines = [calls(("yield", {"mode": "sleep", "sleep": seconds})) for seconds in (0, 10**6)]
+    story = Story(world, lines, kind="autonomous", min_sleep=10 * SECOND, max_sleep=HOUR)
+    came = await story.run("Watch.")
+    assert came.wake_at == world.now + 10 * SECOND
+    came = await wakes(world, story, came)
+    assert came.wake_at == world.now + HOUR
+
+
+async def test_without_a_yield_the_pauses_double_until_there_is_one(world: World) -> None:
+    lines = [*(says("Hm.") for _ in range(5)), calls(("yield", {"mode": "sleep", "sleep": 7})), says("Hm.")]
+    story = Story(world, lines, kind="autonomous", max_sleep=10 * SECOND)
+    came = await story.run("Watch.")
+    slept = [came.wake_at]
+    pauses = [(came.wake_at or 0) - world.now]
+    for _ in range(6):
+        came = await wakes(world, story, came)
+        slept.append(came.wake_at)
+        pauses.append((came.wake_at or 0) - world.now)
+    assert [pause // SECOND for pause in pauses] == [1, 2, 4, 8, 10, 7, 1]
+
+
+async def test_a_message_wakes_a_sleeping_session_and_is_what_its_turn_begins_with(world: World) -> None:
+    lines = [calls(("yield", {"mode": "sleep", "sleep": 9000})), says("I heard you.", when="wake up")]
+    story = Story(world, lines, kind="autonomous")
+    await story.run("Watch.")
+    await world.advance(MINUTE)
+    assert (await story.says("wake up")).state == "SLEEPING"
+    texts = [part.text for message in story.messages for part in message.parts if isinstance(part, Text)]
+    assert texts == ["Watch.", "wake up", "I heard you."]
+
+
+async def test_a_bad_turn_between_good_ones_is_forgotten(world: World) -> None:
+    bad = fails(retry=False)
+    good = calls(("yield", {"mode": "sleep", "sleep": 1}))
+    story = Story(world, [bad, bad, good, bad, bad, good], kind="autonomous")
+    came = await story.run("Watch.")
+    for _ in range(5):
+        came = await wakes(world, story, came)
+    assert came.state == "SLEEPING"
+
+
+async def test_a_chat_that_is_cancelled_while_it_waits_is_over(world: World) -> None:
+    story = Story(world, [says("Hello.")])
+    await story.begin()
+    await story.says("Hi.")
+    await world.store.commit(cancel("s", "ada", "cancel"))
+    came = await story.attend()
+    assert (came.state, came.terminal_reason) == ("CANCELLED", "cancelled")
+    assert (await story.receipt()).terminal_reason == "cancelled"
+
+
+async def test_a_question_in_a_task_outlives_a_restart(world: World) -> None:
+    lines = [calls(("ask_user", {"question": "Which?"})), says("Good.", when="blue")]
+    story = Story(world, lines, kind="task")
+    await story.run("Paint it.")
+    await world.restart()
+    await world.advance(DAY)
+    came = await story.says("blue")
+    assert came.state == "COMPLETED"
+    assert (await world.events(session_stream("s")))[-1].kind == "session_ended"
