@@ -212,7 +212,7 @@ class Agent:
         if output_type is not None and (arguments := final_answer(loop.messages)) is not None:
             output = _output(output_type, arguments)
         made = receipt(await _events(speaking, session))
-        return result_of(came, loop.turn, loop.messages, made, output)
+        return result_of(came, loop, made, output)
 
     @asynccontextmanager
     async def _opened(self) -> AsyncGenerator[Speaking]:

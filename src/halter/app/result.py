@@ -6,7 +6,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from halter.brain.turn import ASK_USER, FINAL_ANSWER, TROUBLE, Turn
+from halter.brain.loop import Loop
+from halter.brain.turn import ASK_USER, FINAL_ANSWER, TROUBLE
 from halter.core.errors import HalterError
 from halter.core.messages import Message, Text, ToolCall, ToolResult
 from halter.core.money import DOLLAR
@@ -33,7 +34,8 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """What a run came to. `cost_usd` is in dollars, and counts the whole session.
 
     `ok` says that the model finished as it was meant to, or asks a person for something. `sentence` says what stopped
-    it otherwise. `output` is the answer in the form that was asked for, or else its text.
+    it otherwise. `output` is the answer in the form that was asked for, or else its text. `near_budget` says that what
+    is left of the session's caps has come down to the reserve.
     """
 
     session: str
@@ -48,6 +50,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     cost_usd: Decimal = Decimal(0)
     receipt: Receipt = Receipt()
     messages: tuple[Message, ...] = ()
+    near_budget: bool = False
 
     @property
     def over(self) -> bool:
@@ -61,8 +64,9 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return self
 
 
-def result_of(came: Came, turn: Turn, messages: Sequence[Message], receipt: Receipt, output: Any = None) -> Result[Any]:
+def result_of(came: Came, loop: Loop, receipt: Receipt, output: Any = None) -> Result[Any]:
     """Put together what a run came to."""
+    turn, messages = loop.turn, loop.messages
     text = last_words(messages)
     return Result(
         session=receipt.session,
@@ -77,6 +81,7 @@ def result_of(came: Came, turn: Turn, messages: Sequence[Message], receipt: Rece
         cost_usd=Decimal(receipt.cost_usd) / DOLLAR,
         receipt=receipt,
         messages=tuple(messages),
+        near_budget=loop.near_budget(),
     )
 
 

@@ -196,7 +196,7 @@ async def _attended(speaking: Any, session: SessionId, screen: Screen, waits: An
     came, loop = await attend(speaking, session, watching=watching, waits=waits or screen.waits)
     screen.end_line()
     made = receipt(await all_events(speaking.app, session_stream(session)))
-    return result_of(came, loop.turn, loop.messages, made)
+    return result_of(came, loop, made)
 
 
 def _tell(result: Any, agent: Path, *, as_json: bool) -> None:

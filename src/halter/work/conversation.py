@@ -61,6 +61,8 @@ class Conversation:
         """Finish the turn that is open, and do what follows from its end."""
         turn = await self._loop.go_on()
         match after_turn(turn, self._loop.rules):
+            case End("COMPLETED") if await self._opened_by_news():
+                return None
             case End(state, reason):
                 await self._running.end(state, reason)
                 return Came(state, reason, turn.sentence)
@@ -94,7 +96,7 @@ class Conversation:
         if self._loop.rules.kind == "autonomous":
             await self._loop.open(Message("user", (Text(words.OBSERVE, "config", reason="observe"),)), self._seen)
             return True
-        if self._loop.rules.kind == "chat" or not self._loop.turn.resumed:
+        if not self._loop.turn.resumed or self._loop.turn.why in ("ended", "asked", "yielded"):
             return False
         await self._loop.open(Message("user", (Text(words.GO_ON, "config", reason="resumed"),)), self._seen)
         return True
