@@ -1,5 +1,6 @@
 """A history that outgrows its window, and a prompt whose beginning stays the same."""
 
+from decimal import Decimal
 from itertools import count, pairwise, takewhile
 from typing import Any
 
@@ -11,7 +12,7 @@ from halter.core.counting import most_tokens
 from halter.core.events import ContextCut
 from halter.core.messages import Prompt, Text, ToolCall, ToolResult
 from halter.core.mind import Mind
-from halter.core.usage import ModelName
+from halter.core.usage import ModelName, Price, Usage
 from halter.models.scripted import Scripted
 from halter.testing.world import World
 from tests.story.loops import Story, calls, fails, says
@@ -85,6 +86,15 @@ async def test_a_summary_that_fails_leaves_a_mark_and_the_task_goes_on(world: Wo
     assert (await story.run(WORDS)).state == "COMPLETED"
     sound(story)
     assert any(isinstance(part, Text) and part.reason == "compacted" for part in parts(story.model.asked[-1]))
+
+
+async def test_a_summary_that_costs_more_than_the_cap_stops_the_session(world: World) -> None:
+    story = long_task(world, "summarize", more="limits: {max_cost_usd: 100, max_cost_usd_per_day: 100}")
+    story.price = Price(Decimal(1), Decimal(1))
+    dear = says("Dear.", usage=Usage(100, 150_000_000))
+    story.summarizer = Scripted([dear], world.clock, ModelName("scripted", "script"))
+    came = await story.run(WORDS)
+    assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
 
 
 @pytest.mark.parametrize("strategy", ["sliding_window", "compact"])

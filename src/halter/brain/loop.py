@@ -210,7 +210,8 @@ class Loop:
         missing = [call for call in calls if call.id not in self._recalled.done]
         for group, together in groupby(missing, key=lambda call: call.group):
             members = list(together)
-            name = f"{self._session}.t{self.turn.number}_{self.turn.steps}_{group}" if len(members) > 1 else ""
+            alone = sum(call.group == group for call in calls) == 1
+            name = "" if alone else f"{self._session}.t{self.turn.number}_{self.turn.steps}_{group}"
             asked = [msgspec.structs.replace(self._call(call), parallel_group=name) for call in members]
             answers = await self._running.calls(asked)
             self._keep(members, answers)

@@ -129,7 +129,11 @@ class Window:
             record="{}",
         )
         answer = await self._running.request(request, model)
-        return answer.reply.text.strip() if isinstance(answer, Answered) else ""
+        if not isinstance(answer, Answered):
+            return ""
+        if answer.overrun:
+            self._recalled.turn = msgspec.structs.replace(self._recalled.turn, overrun=True)
+        return answer.reply.text.strip()
 
 
 def _place(cut: Cut) -> str:
