@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from halter.brain.loop import Senses
+from halter.brain.recall import Recalled
 from halter.core.counting import most_tokens
 from halter.core.events import ContextCut
-from halter.core.messages import Prompt, Text, ToolCall, ToolResult
+from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult
 from halter.core.mind import Mind
+from halter.core.ports import said
 from halter.core.usage import ModelName, Price, Usage
 from halter.models.scripted import Scripted
 from halter.testing.world import World
@@ -132,23 +134,31 @@ async def test_a_model_that_finds_the_prompt_too_long_is_sent_less(world: World)
     assert most_tokens(story.model.asked[-1]) < most_tokens(story.model.asked[-2])
 
 
-async def test_a_cut_at_the_same_place_that_keeps_less_is_a_cut_of_its_own(world: World) -> None:
-    big = "big " * 2000
-    lines = [calls(("send", {"text": f"{n} {'word ' * 400}"})) for n in range(7)]
-    story = Story(world, [says("Yes."), *lines, *(says(f"Fine {n}.") for n in range(40))], mind=mind("compact"))
-    story.window = WINDOW
-    await story.begin()
-    await story.says(WORDS)
-    await story.says(f"Do it. {big}")
-    for number in range(12):
-        await story.says(f"And {number}? {'why ' * 250}")
-        live = story.model.asked[-1].messages
-        assert most_tokens(story.model.asked[-1]) <= WINDOW
-        again = [part for message in live for part in message.parts]
-        assert again
-    places = [(cut.through, cut.pinned) for cut in await cuts(story)]
-    assert len(places) == len(set(places))
-    sound(story)
+def test_a_cut_at_the_same_place_that_keeps_less_is_remembered_as_well() -> None:
+    async def program(world: World, steps: int) -> list[ContextCut]:
+        lines = [calls(("send", {"text": f"{n} {'word ' * 80}"})) for n in range(steps)]
+        story = Story(world, [says("Yes."), *lines, says("Sent."), says("Good.")], mind=mind("compact"))
+        story.window = WINDOW
+        await story.begin()
+        for text in (WORDS, f"Do it. {'big ' * 2200}", f"And now? {'why ' * 300}"):
+            assert (await story.says(text)).sentence == ""
+        sound(story)
+        again = Recalled("s")
+        await again.take_in(await story.events(), lambda stored: said(world.journal, stored))
+        assert str(again.transcript.sent[:-1]) == str(without_ending(story.model.asked[-1]))
+        return await cuts(story)
+
+    places: list[list[int]] = []
+    for steps in range(27, 32):
+        with World(steps) as world:
+            places.append([cut.through for cut in world.run(program(world, steps))])
+    assert any(len(each) > len(set(each)) for each in places), str(places)
+
+
+def without_ending(prompt: Prompt) -> tuple[Message, ...]:
+    *before, last = prompt.messages
+    kept = tuple(part for part in last.parts if not isinstance(part, Text) or part.reason != "volatile")
+    return (*before, Message(last.role, kept))
 
 
 def wire(prompt: Prompt) -> bytes:
