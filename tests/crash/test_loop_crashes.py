@@ -171,6 +171,7 @@ def test_a_chat_goes_on_after_a_crash_at_any_commit() -> None:
         made = world.run(judged(world, story))
         assert (made.state, made.terminal_reason) == ("WAITING_FOR_INPUT", ""), world
         truly_sent(story, "1", "2")
+        assert {line.parallel_group for line in made.calls} == {"s.t1_1_0"}, world
         texts = [part.text for message in story.messages for part in message.parts if isinstance(part, Text)]
         assert texts == ["the first message", "At once.", "Done.", "the second message", "Hello."], world
 

@@ -5,12 +5,13 @@ import asyncio
 import pytest
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
-from halter.core.events import SessionParked
+from halter.core.events import SessionParked, WakePosted
 from halter.core.ids import session_stream
 from halter.core.messages import Text
 from halter.core.vocabulary import SessionKind
 from halter.guard.approvals import Open, decide, edit, needs_you
 from halter.guard.halts import cancel, halt
+from halter.state import life
 from halter.testing.world import World
 from halter.work.conversation import Came
 from tests.story.loops import Story, calls, fails, says
@@ -234,6 +235,27 @@ async def test_a_message_wakes_a_sleeping_session_and_is_what_its_turn_begins_wi
     assert (await story.says("wake up")).state == "SLEEPING"
     texts = [part.text for message in story.messages for part in message.parts if isinstance(part, Text)]
     assert texts == ["Watch.", "wake up", "I heard you."]
+
+
+async def test_a_signal_wakes_a_sleeping_session_only_if_it_was_asked_for(world: World) -> None:
+    asks = {"mode": "sleep", "sleep": 9000, "wake_early_if": ["door", "rain"]}
+    story = Story(world, [calls(("yield", asks)), says("Somebody is there.", when="rings")], kind="autonomous")
+    await story.run("Watch.")
+    assert [park.wake_on for park in await parks(story)] == [("door", "rain")]
+    for name, heard in (("wind", False), ("door", True)):
+        signal = WakePosted(cause="signal", name=name, origin="sensor", sender="bell")
+        committed = await world.store.commit(life.post("s", name, signal, b"it rings"))
+        assert [getattr(stored.event, "wakes", None) for stored in committed.events] == [heard]
+    await story.attend()
+    assert len(story.model.asked) == 2
+
+
+async def test_an_autonomous_session_is_told_what_stopped_its_last_turn(world: World) -> None:
+    story = Story(world, [fails("Forbidden", retry=False), calls(("yield", {"mode": "shutdown"}))], kind="autonomous")
+    came = await wakes(world, story, await story.run("Watch."))
+    assert came.state == "COMPLETED"
+    assert story.told() == ["trouble", "observe"]
+    assert "Your last turn was stopped: Forbidden: the provider says no" in str(story.model.asked[-1].messages)
 
 
 async def test_a_bad_turn_between_good_ones_is_forgotten(world: World) -> None:

@@ -197,10 +197,11 @@ def back_off(failure: Failure, tries: int, chance: float) -> int:
 
 
 class Park(msgspec.Struct, frozen=True):
-    """The session rests, until something reaches it or for a while."""
+    """The session rests, until something reaches it or for a while; signals of these names wake it before."""
 
     state: State
     sleep: int | None = None
+    wake_on: tuple[str, ...] = ()
 
 
 class End(msgspec.Struct, frozen=True):
@@ -266,7 +267,7 @@ def _after_autonomous(turn: Turn, rules: Rules) -> After:
             return End("COMPLETED", "completed")
         if chosen.mode == "continue":
             return Again()
-        return Park("SLEEPING", min(max(chosen.sleep, rules.min_sleep), rules.max_sleep))
+        return Park("SLEEPING", min(max(chosen.sleep, rules.min_sleep), rules.max_sleep), chosen.wake_early_if)
     if turn.troubles >= TROUBLES:
         reason = turn.why if turn.why in ("max_steps", "timed_out", "repetition", "model_error") else "error"
         return End("ERROR", reason)

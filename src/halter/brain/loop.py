@@ -155,18 +155,18 @@ class Loop:
         if after:
             await self._running.pause(after)
         model = self._thinking.models[number]
-        too_large = await self._window.make_room(model)
+        volatile = "\n\n".join(part for part in (self._senses.volatile(), words.left(*self._left())) if part)
+        too_large = await self._window.make_room(model, len(to_body(volatile)))
         if too_large:
             self._recalled.turn = self.turn.failed(self.turn.attempts, Failure(too_large), self._clock.now())
             return
         nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
-        prompt = self._prompt(nonce)
+        prompt = self._prompt(volatile, nonce)
         request = self._request(prompt, model, nonce)
         answer = await self._running.request(request, model, self.turn.attempts, last=self.turn.wrapping)
         self._heard(answer, prompt, model, nonce)
 
-    def _prompt(self, nonce: str) -> Made:
-        volatile = "\n\n".join(part for part in (self._senses.volatile(), words.left(*self._left())) if part)
+    def _prompt(self, volatile: str, nonce: str) -> Made:
         found = made(self._start, self._recalled.transcript, self._mind, volatile, nonce, last_words=self.turn.wrapping)
         facts = self._senses.facts()
         if not facts:
@@ -210,7 +210,8 @@ class Loop:
         missing = [call for call in calls if call.id not in self._recalled.done]
         for group, together in groupby(missing, key=lambda call: call.group):
             members = list(together)
-            name = f"{self._session}.t{self.turn.number}_{self.turn.steps}_{group}" if len(members) > 1 else ""
+            alone = sum(call.group == group for call in calls) == 1
+            name = "" if alone else f"{self._session}.t{self.turn.number}_{self.turn.steps}_{group}"
             asked = [msgspec.structs.replace(self._call(call), parallel_group=name) for call in members]
             answers = await self._running.calls(asked)
             self._keep(members, answers)

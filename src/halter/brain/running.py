@@ -237,10 +237,12 @@ class Running:
         """Read what an event says."""
         return await said(self._store, stored)
 
-    async def park(self, state: State, inbox_seen: int, wake_at: int | None = None) -> bool:
+    async def park(
+        self, state: State, inbox_seen: int, wake_at: int | None = None, wake_on: tuple[str, ...] = ()
+    ) -> bool:
         """Let the session go, to rest; not where something has reached it that was not looked at."""
         self._rests += 1
-        parked = SessionParked(state=state, inbox_seen=inbox_seen, wake_at=wake_at)
+        parked = SessionParked(state=state, inbox_seen=inbox_seen, wake_at=wake_at, wake_on=wake_on)
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
         return bool((await self._store.commit(life.park(self.lease, key, parked))).events)
 

@@ -93,7 +93,6 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             since=at,
             seen_at=at,
             warned=self.warned,
-            overflows=self.overflows,
             troubles=self.troubles,
             pauses=self.pauses,
         )
@@ -105,6 +104,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             steps=self.steps + 1,
             attempts=0,
             failures=(),
+            overflows=0,
             stop=reply.stop,
             spoke=bool(reply.text.strip()),
             calls=calls,

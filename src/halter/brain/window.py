@@ -21,7 +21,7 @@ from halter.guard.request import Answered, Request
 SUMMARY_TOKENS: Final = 1024
 SUMMARY_TIMEOUT: Final = 120 * SECOND
 SMALLER: Final = 0.5
-"""How much of the window is used after a model has said that the prompt was too long for it."""
+"""How much of what was sent is sent after a model has said that it was too long for it."""
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,8 @@ class Window:
         self._session = running.lease.session
         self._fixed = fixed
         self._meter = Meter()
-        self._share = 1.0
+        self._most: int | None = None
+        self._ending = 0
 
     def bound(self, model: Model, sent: Size) -> int:
         """Bound the tokens of a prompt."""
@@ -62,16 +63,18 @@ class Window:
 
     async def shrink(self) -> bool:
         """Leave out more, since the model takes less than was thought; tell whether anything was left out."""
-        self._share *= SMALLER
+        model = self._thinking.models[0]
+        sent = self._meter.estimate(str(model.name), self._recalled.transcript.size)
+        self._most = int(SMALLER * min(sent, self._room(model)))
         before = self._recalled.transcript.cut
-        too_large = await self.make_room(self._thinking.models[0])
+        too_large = await self.make_room(model, self._ending)
         return not too_large and self._recalled.transcript.cut != before
 
-    async def make_room(self, model: Model) -> str:
-        """Cut the history if it has outgrown the window; where nothing helps, say so."""
+    async def make_room(self, model: Model, ending: int) -> str:
+        """Cut the history if it has outgrown the window, beside an ending of so many bytes; say so if nothing helps."""
+        self._ending = ending
         name, transcript = str(model.name), self._recalled.transcript
-        room = int(self._thinking.window * self._share) - self._mind.max_output_tokens
-        room -= self._meter.estimate(name, self._fixed) + MARKER
+        room = self._room(model)
         if self._meter.estimate(name, transcript.size) <= room:
             return ""
         tokens = [self._meter.estimate(name, size(message)) for message in transcript.messages]
@@ -85,6 +88,12 @@ class Window:
             case TooLarge() as found:
                 return _sentence(found)
 
+    def _room(self, model: Model) -> int:
+        """Tell how many tokens there are for messages."""
+        room = self._thinking.window - self._mind.max_output_tokens
+        room -= self._meter.estimate(str(model.name), self._fixed + self._ending) + MARKER
+        return room if self._most is None else min(room, self._most)
+
     async def _cut(self, cut: Cut) -> None:
         transcript, strategy = self._recalled.transcript, self._mind.context_strategy
         dropped = left_out(transcript.messages, cut, transcript.cut)
@@ -96,7 +105,7 @@ class Window:
             pinned=cut.pinned,
             strategy=self._mind.context_strategy,
         )
-        await self._running.write(f"{self._session}/cut/{cut.through}", event, msgspec.json.encode(marker))
+        await self._running.write(f"{self._session}/cut/{_place(cut)}", event, msgspec.json.encode(marker))
         transcript.cut_at(cut, marker)
         self._recalled.turn = self._recalled.turn.shrunk(self._clock.now())
 
@@ -112,7 +121,7 @@ class Window:
             max_output_tokens=SUMMARY_TOKENS,
         )
         request = Request(
-            id=f"{self._session}.summary.{cut.through}",
+            id=f"{self._session}.summary.{_place(cut)}",
             prompt=prompt,
             purpose="summary",
             timeout=SUMMARY_TIMEOUT,
@@ -120,7 +129,16 @@ class Window:
             record="{}",
         )
         answer = await self._running.request(request, model)
-        return answer.reply.text.strip() if isinstance(answer, Answered) else ""
+        if not isinstance(answer, Answered):
+            return ""
+        if answer.overrun:
+            self._recalled.turn = msgspec.structs.replace(self._recalled.turn, overrun=True)
+        return answer.reply.text.strip()
+
+
+def _place(cut: Cut) -> str:
+    """Name a cut; a later one at the same place may keep less."""
+    return "_".join(map(str, (cut.through, *cut.pinned)))
 
 
 def _sentence(found: TooLarge) -> str:

@@ -34,6 +34,11 @@ def too_many(asked: int, most: int) -> str:
     return f"You asked for {asked} calls at once, and at most {most} are made in a step. None was. Ask for fewer."
 
 
+def stopped(sentence: str) -> str:
+    """Say what was the matter with the turn before."""
+    return f"Your last turn was stopped: {sentence}"
+
+
 def circles(sentence: str) -> str:
     """Say that a turn goes round in circles."""
     return f"{sentence} Nothing new comes of it. Do something else, or say what stops you."

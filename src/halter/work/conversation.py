@@ -12,6 +12,7 @@ from halter.brain import words
 from halter.brain.decide import Again, End, Park, after_turn
 from halter.brain.loop import Loop
 from halter.brain.running import Running
+from halter.brain.turn import TROUBLE
 from halter.core.clock import Clock
 from halter.core.events import SessionStarted, WakePosted
 from halter.core.messages import Message, Text
@@ -85,7 +86,7 @@ class Conversation:
         if await self._opened_by_news():
             return None
         wake_at = None if park.sleep is None else self._clock.now() + park.sleep
-        if not await self._running.park(park.state, self._seen, wake_at):
+        if not await self._running.park(park.state, self._seen, wake_at, park.wake_on):
             return None
         return Came(park.state, "", self._loop.turn.sentence, wake_at)
 
@@ -94,7 +95,8 @@ class Conversation:
         if await self._opened_by_news():
             return True
         if self._loop.rules.kind == "autonomous":
-            await self._loop.open(Message("user", (Text(words.OBSERVE, "config", reason="observe"),)), self._seen)
+            observe = Text(words.OBSERVE, "config", reason="observe")
+            await self._loop.open(Message("user", (*self._trouble(), observe)), self._seen)
             return True
         if not self._loop.turn.resumed or self._loop.turn.why in ("ended", "asked", "yielded"):
             return False
@@ -107,8 +109,15 @@ class Conversation:
         parts = [*await self._given(), *await self._said(inbox)]
         if not parts:
             return False
-        await self._loop.open(Message("user", tuple(parts)), self._seen)
+        await self._loop.open(Message("user", (*self._trouble(), *parts)), self._seen)
         return True
+
+    def _trouble(self) -> list[Text]:
+        """An agent that nobody watches is told what stopped its last turn. The words may be a provider's."""
+        turn = self._loop.turn
+        if self._loop.rules.kind != "autonomous" or turn.why not in TROUBLE:
+            return []
+        return [Text(words.stopped(turn.sentence), "config", trusted=False, reason="trouble")]
 
     async def _given(self) -> list[Text]:
         """The task opens the first turn."""

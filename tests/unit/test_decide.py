@@ -1,0 +1,329 @@
+"""What a turn does next and what a session does after it: the two decisions, as tables."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from halter.brain import words
+from halter.brain.decide import (
+    EXPECTED,
+    LONGEST_BACK_OFF,
+    LONGEST_RETRY_AFTER,
+    MOST_CALLS,
+    OVERFLOWS,
+    Act,
+    Again,
+    End,
+    Finish,
+    Park,
+    Refuse,
+    Rules,
+    Say,
+    Shrink,
+    Think,
+    after_turn,
+    back_off,
+    next_step,
+)
+from halter.brain.turn import Failure, Turn
+from halter.core.clock import SECOND
+from halter.core.events import Yielded
+from halter.core.messages import Reply, Text, ToolCall, ToolResult
+from halter.core.vocabulary import SessionKind, TurnEnd
+
+RULES = Rules(kind="task")
+CALL = ToolCall("c1_0_0", "send", "{}")
+TROUBLES: tuple[TurnEnd, ...] = ("max_steps", "timed_out", "repetition", "model_error")
+KINDS: tuple[SessionKind, ...] = ("chat", "task", "autonomous")
+LONG_AGO = -RULES.timeout
+
+
+def turn(**given: Any) -> Turn:
+    return Turn(number=1, over=False, **{"since": 0, **given})
+
+
+def rules(**given: Any) -> Rules:
+    return msgspec.structs.replace(RULES, **given)
+
+
+def step(given: Turn, of: Rules = RULES, **more: Any) -> Any:
+    return next_step(given, of, more.pop("now", 0), **more)
+
+
+def why(found: Any) -> str:
+    assert isinstance(found, Finish), found
+    return found.why
+
+
+def reason(found: Any) -> str:
+    assert isinstance(found, Say), found
+    return found.reason
+
+
+def test_a_turn_begins_with_a_thought() -> None:
+    assert step(turn()) == Think(0, 0)
+
+
+def test_calls_are_made_before_anything_else_is_looked_at() -> None:
+    assert step(turn(calls=(CALL,), stop="calls", steps=99)) == Act((CALL,))
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome"),
+    [
+        ({"stop": "max_tokens"}, "invalid_arguments"),
+        ({"wrapping": True}, "cost_cap_reached"),
+        ({"since": LONG_AGO}, "cancelled"),
+        ({"calls": (CALL,) * (MOST_CALLS + 1)}, "rate_limited"),
+    ],
+)
+def test_calls_that_are_not_made_are_answered(given: dict[str, Any], outcome: str) -> None:
+    found = step(turn(**{"calls": (CALL,), **given}))
+    assert isinstance(found, Refuse)
+    assert found.outcome == outcome
+    assert found.calls == given.get("calls", (CALL,))
+
+
+def test_as_many_calls_as_may_be_are_made() -> None:
+    assert isinstance(step(turn(calls=(CALL,) * MOST_CALLS)), Act)
+
+
+def test_before_each_step_a_halt_goes_first_then_the_time_then_the_steps() -> None:
+    everything: dict[str, Any] = {"halted": True, "since": LONG_AGO, "steps": 50, "failures": (Failure("no"),)}
+    assert why(step(turn(**everything))) == "external_halt"
+    everything["halted"] = False
+    assert why(step(turn(**everything))) == "timed_out"
+    everything["since"] = 0
+    assert why(step(turn(**everything))) == "max_steps"
+    everything["steps"] = 49
+    assert why(step(turn(**everything))) == "model_error"
+
+
+def test_the_time_is_what_was_worked_and_zero_is_no_limit() -> None:
+    assert why(step(turn(worked=RULES.timeout - 1, since=0), now=1)) == "timed_out"
+    assert step(turn(worked=RULES.timeout - 1, since=0), now=0) == Think()
+    assert step(turn(worked=RULES.timeout - 1, since=None), now=10**15) == Think()
+    assert step(turn(), rules(timeout=0), now=10**15) == Think()
+
+
+def test_a_cap_ends_the_turn_with_last_words_or_without() -> None:
+    capped = turn(capped=True, refusal="no money")
+    assert reason(step(capped)) == "wrap_up"
+    assert step(capped, rules(on_cap="stop")) == Finish("cost_cap_reached", "no money")
+    assert step(capped, rules(on_cap="ask")) == Finish("cost_cap_reached", "no money")
+    wrapping = capped.told("wrap_up", 0)
+    assert step(wrapping) == Think()
+    assert why(step(wrapping.thought(Reply(()), (), 0))) == "cost_cap_reached"
+    assert why(step(wrapping.failed(0, Failure("no", may_retry=True), 0))) == "cost_cap_reached"
+    assert why(step(wrapping.refused(0, "cost_cap_reached", "none left", 0))) == "cost_cap_reached"
+
+
+def test_an_overrun_ends_the_turn_at_once() -> None:
+    assert why(step(turn(overrun=True, capped=True))) == "overrun"
+
+
+def test_a_cap_that_a_call_met_counts_once_all_calls_have_results() -> None:
+    results = [ToolResult(CALL.id, "send", "cost_cap_reached", "too dear")]
+    assert reason(step(turn(calls=(CALL,), stop="calls").acted([CALL], results, 0))) == "wrap_up"
+
+
+def spoken(text: str, stop: Any = "end") -> Turn:
+    return turn().thought(Reply((Text(text, "model", trusted=False),), stop), (), 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_end_the_turn(kind: SessionKind) -> None:
+    assert step(spoken("Hello."), rules(kind=kind)) == Finish("ended")
+
+
+def test_words_end_the_turn_also_when_time_or_steps_are_just_used_up() -> None:
+    assert why(step(spoken("Hello."), rules(max_steps=1), now=RULES.timeout)) == "ended"
+
+
+def test_an_empty_answer_is_asked_about_once() -> None:
+    empty = spoken(" \n")
+    assert reason(step(empty)) == "empty_answer"
+    again = empty.told("empty_answer", 0).thought(Reply(()), (), 0)
+    assert step(again) == Finish("model_error", words.SAID_NOTHING)
+
+
+def test_an_autonomous_turn_that_has_acted_may_end_in_silence() -> None:
+    silent = msgspec.structs.replace(spoken(""), prints=("a",))
+    assert step(silent, rules(kind="autonomous")) == Finish("ended")
+    assert reason(step(silent, rules(kind="chat"))) == "empty_answer"
+
+
+def test_a_refusal_of_the_model_is_an_error() -> None:
+    assert why(step(spoken("No.", "refused"))) == "model_error"
+
+
+@pytest.mark.parametrize(("used", "most", "ends"), [(0, 0, True), (0, 1, False), (1, 2, False), (2, 2, True)])
+def test_a_cut_answer_is_continued_so_often(used: int, most: int, *, ends: bool) -> None:
+    given = msgspec.structs.replace(spoken("Hel", "max_tokens"), recoveries=used)
+    found = step(given, rules(max_tokens_recoveries=most))
+    assert (why(found) == "ended") if ends else (reason(found) == "max_tokens_recovery")
+    if not ends:
+        assert given.told("max_tokens_recovery", 0).recoveries == used + 1
+
+
+def test_a_cut_call_is_asked_for_again() -> None:
+    refused = [ToolResult(CALL.id, "send", "invalid_arguments", words.CUT_CALL)]
+    given = turn(calls=(CALL,), stop="max_tokens").acted([CALL], refused, 0)
+    assert reason(step(given)) == "cut_call"
+    assert given.told("cut_call", 0).recoveries == 1
+
+
+def test_an_expected_output_is_asked_for_until_patience_ends() -> None:
+    given, expecting = spoken("Seven."), rules(expects_output=True)
+    for _ in range(EXPECTED):
+        assert reason(step(given, expecting)) == "output_expected"
+        told = given.told("output_expected", 0)
+        given = told.thought(Reply((Text("Seven.", "model", trusted=False),)), (), 0)
+    assert why(step(given, expecting)) == "model_error"
+    assert step(turn(answered=True), expecting) == Finish("ended")
+
+
+@pytest.mark.parametrize(("tool", "end"), [("yield", "yielded"), ("ask_user", "asked"), ("final_answer", "ended")])
+def test_a_verb_ends_the_turn_only_where_it_came_out_well(tool: str, end: str) -> None:
+    call = ToolCall("c1_0_0", tool, "{}")
+    good = turn(calls=(call,)).acted([call], [ToolResult(call.id, tool, "ok", "")], 0)
+    bad = turn(calls=(call,)).acted([call], [ToolResult(call.id, tool, "invalid_arguments", "")], 0)
+    assert why(step(good)) == end
+    assert step(bad) == Think()
+
+
+def test_circles_are_told_of_once_and_then_end_the_turn() -> None:
+    circling = turn(prints=("a",) * 4)
+    assert step(turn(prints=("a",) * 3)) == Think()
+    assert reason(step(circling)) == "repetition"
+    hinted = circling.told("repetition", 0)
+    assert step(hinted) == Think()
+    assert why(step(msgspec.structs.replace(hinted, prints=("a",) * 5))) == "repetition"
+    assert step(msgspec.structs.replace(hinted, prints=("a",) * 4 + ("b",))) == Think()
+    assert step(circling, rules(max_repeated_tool_steps=0)) == Think()
+
+
+def test_a_warning_is_given_once() -> None:
+    assert reason(step(turn(), near_budget=True)) == "near_budget"
+    assert step(turn().told("near_budget", 0), near_budget=True) == Think()
+    assert turn().told("near_budget", 0).opened(2, 0, 0).warned
+
+
+RETRY, FINAL = Failure("busy", may_retry=True), Failure("bad")
+OVERFLOW = Failure("ContextOverflow: too long")
+
+
+@pytest.mark.parametrize(
+    ("failures", "models", "found"),
+    [
+        ((RETRY,), 1, Think(0, SECOND)),
+        ((RETRY,) * 2, 1, Think(0, 2 * SECOND)),
+        ((RETRY,) * 3, 1, Think(0, 4 * SECOND)),
+        ((RETRY,) * 4, 1, Finish("model_error", "busy")),
+        ((RETRY,) * 4, 2, Think(1, 0)),
+        ((RETRY,) * 5, 2, Think(1, SECOND)),
+        ((RETRY,) * 8, 2, Finish("model_error", "busy")),
+        ((FINAL,), 1, Finish("model_error", "bad")),
+        ((FINAL,), 2, Think(1, 0)),
+        ((RETRY, FINAL), 2, Think(1, 0)),
+        ((FINAL, FINAL), 2, Finish("model_error", "bad")),
+        ((OVERFLOW,), 1, Shrink()),
+    ],
+)
+def test_a_failure_is_tried_again_then_elsewhere_then_told(failures: Any, models: int, found: Any) -> None:
+    assert step(turn(failures=failures), rules(models=models)) == found
+
+
+def test_a_history_is_not_shrunk_for_ever() -> None:
+    assert why(step(turn(failures=(OVERFLOW,), overflows=OVERFLOWS))) == "model_error"
+    assert why(step(turn(failures=(OVERFLOW,)).hopeless())) == "model_error"
+
+
+def test_pauses_grow_and_spread_and_have_an_end() -> None:
+    assert [back_off(RETRY, tries, 1.0) // SECOND for tries in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
+    assert back_off(RETRY, 3, 0.0) == 2 * SECOND
+    assert back_off(RETRY, 900, 1.0) == LONGEST_BACK_OFF
+    asked = msgspec.structs.replace(RETRY, retry_after=20 * SECOND)
+    assert back_off(asked, 1, 1.0) == 20 * SECOND
+    assert back_off(asked, 6, 1.0) == 30 * SECOND
+    assert back_off(msgspec.structs.replace(RETRY, retry_after=10**12), 1, 1.0) == LONGEST_RETRY_AFTER
+
+
+def ended(end: TurnEnd, chosen: Yielded | None = None, **given: Any) -> Turn:
+    return turn(**given).ended(end, "", chosen, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("end", "state", "terminal"),
+    [
+        ("external_halt", "HALTED", "external_halt"),
+        ("cancelled", "CANCELLED", "cancelled"),
+        ("cost_cap_reached", "BUDGET_EXCEEDED", "cost_cap_reached"),
+        ("overrun", "BUDGET_EXCEEDED", "overrun"),
+    ],
+)
+def test_a_halt_a_cancel_and_a_cap_end_any_session(kind: Any, end: Any, state: Any, terminal: Any) -> None:
+    assert after_turn(ended(end), rules(kind=kind)) == End(state, terminal)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_question_waits_for_its_answer_in_any_session(kind: SessionKind) -> None:
+    assert after_turn(ended("asked"), rules(kind=kind)) == Park("WAITING_FOR_INPUT")
+
+
+@pytest.mark.parametrize("end", ["ended", *TROUBLES])
+def test_a_chat_waits_for_its_person_whatever_ended_its_turn(end: Any) -> None:
+    assert after_turn(ended(end, troubles=9), rules(kind="chat")) == Park("WAITING_FOR_INPUT")
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "terminal"),
+    [
+        ("ended", "COMPLETED", "completed"),
+        ("max_steps", "MAX_STEPS", "max_steps"),
+        ("timed_out", "TIMED_OUT", "timed_out"),
+        ("repetition", "ERROR", "repetition"),
+        ("model_error", "ERROR", "model_error"),
+    ],
+)
+def test_a_task_ends_as_its_turn_does(end: Any, state: Any, terminal: Any) -> None:
+    assert after_turn(ended(end), rules(kind="task")) == End(state, terminal)
+
+
+ALONE = rules(kind="autonomous", min_sleep=2 * SECOND, max_sleep=100 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "after"),
+    [
+        (Yielded("shutdown"), End("COMPLETED", "completed")),
+        (Yielded("continue"), Again()),
+        (Yielded("sleep", 50 * SECOND), Park("SLEEPING", 50 * SECOND)),
+        (Yielded("sleep", 0), Park("SLEEPING", 2 * SECOND)),
+        (Yielded("sleep", 10**12), Park("SLEEPING", 100 * SECOND)),
+    ],
+)
+def test_an_autonomous_session_goes_on_as_it_yielded(chosen: Yielded, after: Any) -> None:
+    assert after_turn(ended("yielded", chosen), ALONE) == after
+
+
+@pytest.mark.parametrize("end", ["ended", *TROUBLES])
+def test_without_a_yield_its_pauses_double_up_to_the_longest(end: Any) -> None:
+    def slept(before: int) -> int | None:
+        found = after_turn(ended(end, pauses=before), ALONE)
+        assert isinstance(found, Park)
+        assert found.state == "SLEEPING"
+        return found.sleep
+
+    assert [slept(before) for before in range(7)] == [each * SECOND for each in (2, 4, 8, 16, 32, 64, 100)]
+    assert slept(10_000) == 100 * SECOND
+    assert ended("yielded", Yielded("continue"), pauses=5).pauses == 0
+
+
+@pytest.mark.parametrize("end", TROUBLES)
+def test_three_bad_turns_in_a_row_are_too_many(end: Any) -> None:
+    assert isinstance(after_turn(ended(end, troubles=1), ALONE), Park)
+    assert after_turn(ended(end, troubles=2), ALONE) == End("ERROR", end)
+    assert ended("ended", troubles=2).troubles == ended("yielded", Yielded("continue"), troubles=2).troubles == 0
