@@ -1,4 +1,4 @@
-"""Writes the golden journal of a version: `python tests/golden/make.py 0.2.0`.
+"""Writes the golden journal of a version: `python tests/golden/make.py 0.3.0`.
 
 It is run once, when a version is finished, and its files are committed. They are never written again: whatever
 comes later must be able to read them.
@@ -15,30 +15,40 @@ from typing import Any
 
 import msgspec
 
+from halter.brain.recall import Recalled
 from halter.core.acts import Unheld
 from halter.core.clock import DAY, SECOND
 from halter.core.events import (
     FORMAT,
+    AnyEvent,
     CallRefused,
     CallSettled,
     CallStarted,
+    ContextCut,
     DecisionAsked,
     DecisionMade,
     HaltLifted,
     HaltRequested,
+    MessageAdded,
     RequestRefused,
+    RequestSettled,
+    RequestStarted,
     RuleEnded,
     RuleMade,
     SessionStarted,
     ToolPinned,
+    TurnEnded,
+    TurnStarted,
 )
 from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.limits import Caps, Spender, accounts
+from halter.core.messages import Reply, Text, ToolCall, user
 from halter.core.money import Charge, Leg
-from halter.core.ports import Draft, Write
+from halter.core.ports import Draft, Stored, Write, said
 from halter.core.project import rows_of_hold
 from halter.core.row import RowKey
 from halter.core.rows import AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow
+from halter.core.usage import Usage
 from halter.drills.plan import plan
 from halter.drills.workload import Told, Workload
 from halter.journal.rebuild import rebuilt
@@ -72,6 +82,7 @@ async def fill(path: Path) -> JournalStore:
         except Crashed:
             clock.advance(SECOND)
     await guarded(store, clock)
+    await talked(store, clock)
     return store
 
 
@@ -83,7 +94,7 @@ async def guarded(store: JournalStore, clock: ManualClock) -> None:
     (lease,) = await store.claim(WorkerId("worker of guarded"), 1, session)
     spender, now = Spender(session, "watcher"), clock.now()
     bare = accounts(Caps(), spender, now)
-    for stream_of, said in (
+    for stream_of, happened in (
         (
             stream,
             DecisionAsked(decision="d", about="approval", subject="c1", name="wipe", digest="x", expires_at=now + DAY),
@@ -114,10 +125,47 @@ async def guarded(store: JournalStore, clock: ManualClock) -> None:
     ):
         clock.advance(SECOND)
         owner = lease if stream_of == stream else None
-        drafts = [Draft(said, b"what was said")]
-        write = Write(stream_of, said.KIND, lambda _, drafts=drafts: drafts, rows_of_guard(bare), owner)
+        drafts = [Draft(happened, b"what was said")]
+        write = Write(stream_of, happened.KIND, lambda _, drafts=drafts: drafts, rows_of_guard(bare), owner)
         await store.commit(write)
     await store.commit(life.end(lease, "COMPLETED", "completed"))
+
+
+async def talked(store: JournalStore, clock: ManualClock) -> None:
+    """Let a session have turns: with calls, words of the runtime, a cut, an end and another beginning."""
+    session, stream = SessionId("talking"), session_stream("talking")
+    event = SessionStarted(session=session, agent="desk", kind="chat", started_by="ada")
+    await store.commit(life.start(event, b"Look at the door."))
+    (lease,) = await store.claim(WorkerId("worker of talking"), 1, session)
+    for number, (event, body) in enumerate(TURNS):
+        clock.advance(SECOND)
+        draft = Draft(event, body if body is None or isinstance(body, bytes) else msgspec.json.encode(body))
+        await store.commit(Write(stream, f"{number}", lambda _, draft=draft: [draft], (), lease))
+    await store.commit(life.end(lease, "HALTED", "external_halt"))
+    clock.advance(SECOND)
+    await store.commit(life.reopen(session, "reopened", "ada"))
+
+
+LOOK = ToolCall("m1", "look", '{"at":"door"}')
+ASSISTANT = Reply((Text("Let me see.", "model", trusted=False), LOOK), "calls", Usage(100, 20))
+TURNS: list[tuple[AnyEvent, Any]] = [
+    (TurnStarted(turn=1), user("Look at the door.")),
+    (RequestStarted(request="talking.t1_0/0", model="m", purpose="turn"), {"volatile": "Left to spend: $0.90."}),
+    (RequestSettled(request="talking.t1_0/0", outcome="error", error="Overloaded: no", may_retry=True), None),
+    (RequestStarted(request="talking.t1_0/1", model="m", purpose="turn"), {}),
+    (RequestSettled(request="talking.t1_0/1", outcome="ok", usage=Usage(100, 20)), ASSISTANT),
+    (CallStarted(call="talking.c1_0_0", tool="look"), b'{"at":"door"}'),
+    (CallSettled(call="talking.c1_0_0", outcome="ok"), b"nothing there"),
+    (MessageAdded(turn=1, reason="near_budget"), b"The budget is almost used up."),
+    (RequestStarted(request="talking.t1_1/0", model="m", purpose="turn"), {}),
+    (RequestSettled(request="talking.t1_1/0", outcome="ok"), Reply((Text("Nothing.", "model", trusted=False),))),
+    (TurnEnded(turn=1, why="ended"), None),
+    (TurnStarted(turn=2), user("And the window?")),
+    (ContextCut(turn=2, through=4, pinned=(0,), strategy="compact"), Text("[3 are left out.]", "config")),
+    (RequestRefused(request="talking.t2_0/0", model="m", purpose="turn", outcome="external_halt", sentence="No."), {}),
+    (TurnEnded(turn=2, why="external_halt", sentence="No."), None),
+]
+"""What happens in the turns of a session, each with what is said."""
 
 
 def rows_of_guard(legs: Sequence[Leg]) -> list[RowKey]:
@@ -136,14 +184,24 @@ def rows_of_guard(legs: Sequence[Leg]) -> list[RowKey]:
 
 async def expected(store: JournalStore) -> dict[str, Any]:
     """Say what this version makes of the journal: states, receipts and rows."""
-    made: dict[str, Any] = {"format": FORMAT, "states": {}, "receipts": {}, "rows": {}}
+    made: dict[str, Any] = {"format": FORMAT, "states": {}, "receipts": {}, "turns": {}, "rows": {}}
     for row in await store.study(lambda view: view.ask("all_sessions", {})):
         events = await store.read(StreamId(f"session:{row['session']}"))
         made["states"][row["session"]] = msgspec.to_builtins(replay(events))
         made["receipts"][row["session"]] = msgspec.to_builtins(receipt(events))
+        if any(isinstance(stored.event, TurnStarted) for stored in events):
+            made["turns"][row["session"]] = await turns(store, events)
     for row in (await rebuilt(store)).values():
         made["rows"].setdefault(row.TABLE, []).append(msgspec.to_builtins(row))
     return made
+
+
+async def turns(store: JournalStore, events: Sequence[Stored]) -> dict[str, Any]:
+    """Say what the loop makes of a session: where its turn stands, what was said, and what is sent of it."""
+    recalled = Recalled(str(events[0].stream).removeprefix("session:"))
+    await recalled.take_in(events, lambda stored: said(store, stored))
+    told = {"turn": recalled.turn, "said": recalled.transcript.messages, "sent": recalled.transcript.sent}
+    return msgspec.to_builtins(told)
 
 
 def exported(path: Path) -> str:

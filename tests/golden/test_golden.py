@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from halter.brain.recall import Recalled
 from halter.core.clock import SECOND
 from halter.core.codec import decode
 from halter.core.errors import StoreUnusable
 from halter.core.events import WakePosted
 from halter.core.ids import SessionId, StreamId, WorkerId, session_stream
-from halter.core.ports import Lease, Stored
+from halter.core.ports import Lease, Stored, said
 from halter.guard.purse import Purse
 from halter.journal.chain import START, body_digest, link
 from halter.journal.rebuild import live_rows, rebuilt
@@ -104,6 +105,18 @@ async def test_sessions_of_an_earlier_version_fold_into_the_same_states(
 async def test_receipts_of_an_earlier_version_still_say_the_same(store: JournalStore, expected: dict[str, Any]) -> None:
     for session, made in expected["receipts"].items():
         assert says(msgspec.to_builtins(receipt(await store.read(session_stream(session)))), made), session
+
+
+async def test_turns_of_an_earlier_version_are_recalled_as_they_were(
+    store: JournalStore, expected: dict[str, Any]
+) -> None:
+    for session, turns in expected.get("turns", {}).items():
+        events = await store.read(session_stream(session))
+        recalled = Recalled(session)
+        await recalled.take_in(events, lambda stored: said(store, stored))
+        transcript = recalled.transcript
+        told = {"turn": recalled.turn, "said": transcript.messages, "sent": transcript.sent}
+        assert says(msgspec.to_builtins(told), turns), session
 
 
 async def test_rows_of_an_earlier_version_are_rebuilt_as_they_were(

@@ -41,7 +41,7 @@ async def test_a_session_waits_for_its_tool_while_a_call_is_being_made(world: Wo
     running = asyncio.create_task(story.run("Look."))
     while not story.desk.together:
         await world.advance(SECOND // 50)
-    assert (await world.session("s")).state == "WAITING_FOR_TOOL"
+    assert (await world.session("s")).stands == "WAITING_FOR_TOOL"
     while len(story.model.asked) < 2:
         await world.advance(SECOND // 50)
     assert (await world.session("s")).state == "RUNNING"

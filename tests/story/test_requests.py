@@ -128,7 +128,8 @@ def test_a_model_is_asked_between_its_intent_and_its_outcome_and_costs_what_it_u
     async def story(world: World) -> None:
         desk, model = await desk_in(world), answers("Nothing.", world=world)
         answer = await desk.asks(model)
-        assert answer == Answered("s.1/0", Reply((Text("Nothing.", "model", False),), "end", Usage(100, 20)), 120, 1000)
+        reply = Reply((Text("Nothing.", "model", False),), "end", Usage(100, 20))
+        assert answer == Answered("s.1/0", reply, 120, 1000, tokens=120)
         assert await desk.kinds() == ["request_started", "request_settled"]
         for scope in ("session:s", "agent:desk", "fleet"):
             row = await desk.budget(scope)

@@ -112,7 +112,7 @@ class Running:
 
     def _cause(self) -> Cause | None:
         """Tell why the session goes on: what it rested for, or because its owner went away."""
-        if self.state.state in ("RUNNING", "WAITING_FOR_TOOL"):
+        if self.state.state == "RUNNING":
             return None
         due = self.state.wake_at is not None and self._clock.now() >= self.state.wake_at
         return "timer" if due else "message"

@@ -1,9 +1,11 @@
 """Which caps apply to whom, and how an amount becomes the legs of a hold."""
 
+from functools import lru_cache
+
 import msgspec
 
 from halter.core.money import DOLLAR, Leg
-from halter.core.windows import Per, window_after, window_at, window_end
+from halter.core.windows import QUARTER, Per, window_after, window_at, window_end
 
 
 class Cap(msgspec.Struct, frozen=True):
@@ -49,13 +51,25 @@ class Spender(msgspec.Struct, frozen=True):
 
 def legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int = 0) -> tuple[Leg, ...]:
     """Spread an amount over all scopes it weighs on: session, trigger, agent, fleet."""
-    money = [msgspec.structs.replace(leg, amount=usd) for leg in accounts(caps, spender, now)] if usd else []
-    counted = [Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens)] if tokens else []
-    return (*money, *counted)
+    return _legs(caps, spender, now // QUARTER, usd, tokens)
 
 
 def accounts(caps: Caps, spender: Spender, now: int) -> tuple[Leg, ...]:
     """List where a cost is counted, also one that nothing was held for."""
+    return _accounts(caps, spender, now // QUARTER)
+
+
+# No window begins or ends within a quarter of an hour, and within one the same is asked again and again.
+@lru_cache(maxsize=4096)
+def _legs(caps: Caps, spender: Spender, quarter: int, usd: int, tokens: int) -> tuple[Leg, ...]:
+    money = [msgspec.structs.replace(leg, amount=usd) for leg in _accounts(caps, spender, quarter)] if usd else []
+    counted = [Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens)] if tokens else []
+    return (*money, *counted)
+
+
+@lru_cache(maxsize=4096)
+def _accounts(caps: Caps, spender: Spender, quarter: int) -> tuple[Leg, ...]:
+    now = quarter * QUARTER
     scoped = [(f"session:{spender.session}", caps.session)]
     if spender.trigger:
         scoped += [(f"trigger:{spender.trigger}", cap) for cap in caps.trigger]

@@ -273,7 +273,7 @@ class Workload:
             lease = await self._claim(session)
             state = self._state(session)
             self._leases[session] = lease
-            if lease.generation > 1 and state.state in ("RUNNING", "WAITING_FOR_TOOL"):
+            if lease.generation > 1 and state.state == "RUNNING":
                 await self._take_over(lease, state)
         return self._leases[session]
 

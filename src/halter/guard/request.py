@@ -23,7 +23,7 @@ from halter.core.events import CostCapReached, OverrunIncurred, RequestRefused, 
 from halter.core.ids import StreamId, session_stream
 from halter.core.limits import Spender, accounts
 from halter.core.messages import Hear, Model, Prompt, Reply
-from halter.core.money import believable
+from halter.core.money import Charge, believable
 from halter.core.ports import Committed, Lease, Store, Write, kept, said
 from halter.core.text import to_body
 from halter.core.tools import Permit
@@ -322,14 +322,16 @@ def _with_accounts(admitted: Admitted, asking: Asking) -> Admitted:
 
 def told(settled: RequestSettled, body: bytes, max_output_tokens: int) -> Answered | FailedRequest:
     """Tell once more what became of a request."""
-    cost = settled.charge.usd if settled.charge else 0
+    charge = settled.charge or Charge()
+    cost, tokens = charge.usd, charge.tokens
     if settled.outcome == "ok" and body:
-        return Answered(settled.request, msgspec.json.decode(body, type=Reply), cost, max_output_tokens)
+        reply = msgspec.json.decode(body, type=Reply)
+        return Answered(settled.request, reply, cost, max_output_tokens, bool(charge.overruns), tokens)
     if settled.outcome == "ok":
         return FailedRequest(settled.request, "error", "Erased: what the model answered was erased", cost)
     may_retry = settled.may_retry or settled.outcome == "unknown"
     error = settled.error or UNANSWERED
-    return FailedRequest(settled.request, settled.outcome, error, cost, may_retry, settled.retry_after)
+    return FailedRequest(settled.request, settled.outcome, error, cost, may_retry, settled.retry_after, tokens)
 
 
 def admission(committed: Committed) -> Admitted | RefusedRequest | None:

@@ -102,6 +102,12 @@ class Session(msgspec.Struct, frozen=True):
         """Tell whether the session is over."""
         return self.state in ENDS
 
+    @property
+    def stands(self) -> State:
+        """Tell the state that a person is shown: a session that runs waits for its tools while calls are in flight."""
+        calls = any(flight.is_call for flight in self.in_flight.values())
+        return "WAITING_FOR_TOOL" if calls and self.state == "RUNNING" else self.state
+
 
 class UnknownEvent(Exception):
     """A session has an event that this program does not understand; only a newer program may take it."""
@@ -113,7 +119,7 @@ def fold(session: Session, stored: Stored) -> Session:
     match event:
         case CallStarted():
             in_flight = {**session.in_flight, event.call: call_in_flight(event, stored)}
-            return _working(_next(session, stored, in_flight=in_flight))
+            return _next(session, stored, in_flight=in_flight)
         case RequestStarted():
             flight = request_in_flight(event, stored)
             return _next(session, stored, in_flight={**session.in_flight, event.request: flight})
@@ -210,12 +216,4 @@ def _settled(session: Session, stored: Stored, flight: str, charge: Charge | Non
     spent = session.spent
     if charge is not None:
         spent = Charge(usd=spent.usd + charge.usd, tokens=spent.tokens + charge.tokens)
-    return _working(_next(session, stored, in_flight=in_flight, spent=spent))
-
-
-def _working(session: Session) -> Session:
-    """A session that runs waits for its tools while calls are in flight."""
-    if session.state not in ("RUNNING", "WAITING_FOR_TOOL"):
-        return session
-    calls = any(flight.is_call for flight in session.in_flight.values())
-    return msgspec.structs.replace(session, state="WAITING_FOR_TOOL" if calls else "RUNNING")
+    return _next(session, stored, in_flight=in_flight, spent=spent)
