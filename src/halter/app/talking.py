@@ -12,6 +12,7 @@ from halter.app.opened import LEASE, App
 from halter.app.thinking import Models, thinking
 from halter.brain.loop import NOBODY, Loop, Watching
 from halter.brain.running import Running, Waits
+from halter.brain.turn import ASK_USER, FINAL_ANSWER, YIELD
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
@@ -28,10 +29,12 @@ from halter.guard.gatehouse import Gatehouse
 from halter.journal.patient import PatientStore
 from halter.state import life
 from halter.work.conversation import Came, Conversation
-from halter.work.verbs import verbs
+from halter.work.verbs import READ_OUTPUT, verbs
 
 PATIENCE: Final = LEASE + 5 * SECOND
 """How long a session is waited for whose owner may have died."""
+
+VERBS: Final = (ASK_USER, FINAL_ANSWER, YIELD, READ_OUTPUT)
 
 NOTHING_SAID: Final = "There is nothing to do: say something to the agent."
 
@@ -60,6 +63,9 @@ class Speaking(msgspec.Struct, frozen=True):
             )
         for name in (mind.model, *mind.fallback_models, *mind.model_for.values()):
             self.models.named(name)
+        for name in VERBS:
+            if name in self.agent.tools:
+                raise ConfigError(f"Halter itself gives every agent a tool {name}: give your own another name.")
 
     def gatehouse(self) -> Gatehouse:
         """Make the doors of the agent's sessions."""

@@ -31,7 +31,7 @@ from halter.core.messages import Message, Model, StreamChunk, Text, ToolCall, To
 from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.text import to_body
-from halter.core.vocabulary import TurnEnd
+from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
 from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer
 from halter.guard.mask import masked_message
@@ -121,8 +121,7 @@ class Loop:
                 case Act(calls):
                     await self._act(calls)
                 case Refuse(calls, outcome, sentence):
-                    asked = [self._call(call) for call in calls]
-                    self._acted(calls, await self._running.refuse(asked, outcome, sentence))
+                    await self._refuse(calls, outcome, sentence)
                 case Say(reason, text):
                     await self._say(reason, text)
                 case Shrink():
@@ -207,8 +206,9 @@ class Loop:
 
     async def _act(self, calls: Sequence[ToolCall]) -> None:
         """Make the calls that have no result yet: those of a group together, one group after the other."""
-        missing = [call for call in calls if call.id not in self._recalled.done]
-        for group, together in groupby(missing, key=lambda call: call.group):
+        for group, together in groupby(self._missing(calls), key=lambda call: call.group):
+            if self.rules.timeout and self.turn.time_worked(self._clock.now()) >= self.rules.timeout:
+                return
             members = list(together)
             alone = sum(call.group == group for call in calls) == 1
             name = "" if alone else f"{self._session}.t{self.turn.number}_{self.turn.steps}_{group}"
@@ -217,9 +217,16 @@ class Loop:
             self._keep(members, answers)
         self._recalled.acted(self._clock.now())
 
-    def _acted(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
-        self._keep(calls, answers)
+    async def _refuse(self, calls: Sequence[ToolCall], outcome: Outcome, sentence: str) -> None:
+        """Answer the calls that are not made. What was done before the time was up, or before a crash, was done."""
+        missing = self._missing(calls)
+        if missing:
+            answers = await self._running.refuse([self._call(call) for call in missing], outcome, sentence)
+            self._keep(missing, answers)
         self._recalled.acted(self._clock.now())
+
+    def _missing(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
+        return [call for call in calls if call.id not in self._recalled.done]
 
     def _keep(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
         for call, answer in zip(calls, answers, strict=True):
@@ -237,9 +244,10 @@ class Loop:
             return TIMEOUT
         return max(1, self.rules.timeout - self.turn.time_worked(self._clock.now()))
 
-    async def _say(self, reason: Any, text: str) -> None:
+    async def _say(self, reason: MessageReason, text: str) -> None:
+        """Tell the model something: nothing is said twice in one step. An erased history leaves no other count."""
         event = MessageAdded(turn=self.turn.number, reason=reason)
-        key = f"{self._session}/message/{len(self.messages)}"
+        key = f"{self._session}/message/{self.turn.number}_{self.turn.steps}_{reason}"
         await self._running.write(key, event, to_body(text))
         self._recalled.add(reason, text, self._clock.now())
 

@@ -115,8 +115,12 @@ class Recalled:
                 self.add(event.reason, from_body(await read(stored)), at)
             case ContextCut():
                 self._flush(at)
-                marker = msgspec.json.decode(await read(stored) or b"null", type=Text | None)
-                self.transcript.cut_at(Cut(event.through, event.pinned), marker)
+                body = await read(stored)
+                if body:
+                    # Without one it was erased, and all that it left out with it.
+                    self.transcript.cut_at(
+                        Cut(event.through, event.pinned), msgspec.json.decode(body, type=Text | None)
+                    )
                 self.turn = self.turn.shrunk(at)
             case OverrunIncurred():
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)

@@ -232,7 +232,10 @@ class _Yield(msgspec.Struct, frozen=True):
 
 
 def yielded(arguments: str) -> Yielded:
-    """Read what a call of `yield` asked for; the tool has checked it."""
-    read = msgspec.json.decode(arguments, type=_Yield, strict=False)
+    """Read what a call of `yield` asked for. The tool has checked it; one that has not shuts nothing down."""
+    try:
+        read = msgspec.json.decode(arguments or "{}", type=_Yield, strict=False)
+    except (msgspec.DecodeError, ValueError):
+        read = _Yield()
     mode = read.mode if read.mode in ("sleep", "shutdown") else "continue"
     return Yielded(mode, round(read.sleep * 1_000_000), read.wake_early_if, read.reason)

@@ -105,9 +105,14 @@ class Window:
             pinned=cut.pinned,
             strategy=self._mind.context_strategy,
         )
-        await self._running.write(f"{self._session}/cut/{_place(cut)}", event, msgspec.json.encode(marker))
+        await self._running.write(f"{self._session}/cut/{self._place(cut)}", event, msgspec.json.encode(marker))
         transcript.cut_at(cut, marker)
         self._recalled.turn = self._recalled.turn.shrunk(self._clock.now())
+
+    def _place(self, cut: Cut) -> str:
+        """Name a cut: a later one at the same place may keep less, and an erased history counts its places anew."""
+        turn = self._recalled.turn
+        return "_".join(map(str, (turn.number, turn.steps, cut.through, *cut.pinned)))
 
     async def _summary(self, dropped: Sequence[Message], cut: Cut) -> str:
         """Let a model say in short what is left out; without an answer it is only said that something is."""
@@ -121,7 +126,7 @@ class Window:
             max_output_tokens=SUMMARY_TOKENS,
         )
         request = Request(
-            id=f"{self._session}.summary.{_place(cut)}",
+            id=f"{self._session}.summary.{self._place(cut)}",
             prompt=prompt,
             purpose="summary",
             timeout=SUMMARY_TIMEOUT,
@@ -134,11 +139,6 @@ class Window:
         if answer.overrun:
             self._recalled.turn = msgspec.structs.replace(self._recalled.turn, overrun=True)
         return answer.reply.text.strip()
-
-
-def _place(cut: Cut) -> str:
-    """Name a cut; a later one at the same place may keep less."""
-    return "_".join(map(str, (cut.through, *cut.pinned)))
 
 
 def _sentence(found: TooLarge) -> str:

@@ -1,0 +1,123 @@
+"""What nobody meant to happen: crashes at the worst moment, erased pasts, tools and models that do as they like."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from halter.app.agents import Agent
+from halter.core.clock import MINUTE, SECOND, SystemClock
+from halter.core.errors import ConfigError
+from halter.core.messages import Hear, Prompt, Reply, Text
+from halter.core.mind import ContextStrategy, Mind
+from halter.core.tools import Permit
+from halter.core.usage import ModelName
+from halter.journal.retention import erase
+from halter.models.scripted import Line, Scripted
+from halter.state import life
+from halter.testing.world import World
+from halter.tools.tool import tool
+from tests.crash.test_loop_crashes import recalled, timeless
+from tests.story.loops import Desk, Story, calls, says
+
+
+async def same_again(world: World, story: Story) -> None:
+    """Another process that reads the events knows what this one knows."""
+    again = await recalled(world)
+    assert story.loop is not None
+    assert timeless(again.turn) == timeless(story.loop.turn)
+    assert again.transcript.messages == story.messages
+
+
+def cut_off() -> Line:
+    return says("Half of ", stop="max_tokens")
+
+
+class Echoing(Scripted):
+    """A model that writes its calls as text, with the key of the request that it is asked by."""
+
+    def __init__(self, world: World, *texts: str) -> None:
+        super().__init__((), world.clock, ModelName("scripted", "script"))
+        self._texts = iter(texts)
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+        permit.use()
+        self.asked.append(prompt)
+        told = prompt.messages[-1].parts[-1].text
+        key = told.partition("<skill ")[2].partition(">")[0]
+        return Reply((Text(next(self._texts, "Done.").replace("{k}", key), "model", trusted=False),))
+
+
+async def attended(story: Story) -> None:
+    await story.attend()
+
+
+async def test_what_was_done_before_the_time_was_up_is_told_as_done(world: World) -> None:
+    async def archive() -> str:
+        await asyncio.sleep(25)
+        return "an old page"
+
+    lines = [calls(("send", {"text": "x"}), "archive"), says("Done.")]
+    story = Story(world, lines, more="limits: {timeout: 20s}")
+    story.extra = [tool(archive, level="SAFE", effect="read")]
+    await story.begin("Send it.")
+    world.spawn(attended(story))
+    await world.advance(5 * SECOND)
+    await world.restart()
+    await world.advance(MINUTE)
+    came = await story.attend()
+    assert came.sentence.startswith("The turn took longer")
+    assert [(part.tool, part.outcome) for part in story.results()] == [("send", "ok"), ("archive", "ok")]
+    assert story.desk.done == {"send x": 1}
+    await same_again(world, story)
+
+
+async def test_of_calls_in_a_row_none_begins_after_the_time_is_up(world: World) -> None:
+    text = "<skill {k}>slow(name='a')</skill><skill {k}>slow(name='b')</skill><skill {k}>send(text='late')</skill>"
+    story = Story(world, kind="task", more="limits: {timeout: 1500ms}", mind=Mind(model="m:m", tool_calls="text"))
+    story.models = [Echoing(world, text)]
+    came = await story.run("Go.")
+    assert (came.state, came.terminal_reason) == ("TIMED_OUT", "timed_out")
+    assert [part.outcome for part in story.results()] == ["ok", "timeout", "cancelled"]
+    assert story.desk.done == {}
+    await same_again(world, story)
+
+
+async def test_a_tool_that_is_called_like_a_verb_cannot_break_its_session(world: World) -> None:
+    async def give(mode: int = 0) -> str:
+        return "given"
+
+    story = Story(world, [calls(("yield", {"mode": 5})), says("Well.")])
+    story.extra = [tool(give, name="yield", level="SAFE", effect="read")]
+    came = await story.run("Give way.")
+    assert (came.state, came.over) == ("WAITING_FOR_INPUT", False)
+
+
+@pytest.mark.parametrize("strategy", ["compact", "sliding_window", "summarize"])
+async def test_a_session_whose_past_was_erased_goes_on_and_loses_nothing_new(
+    world: World, strategy: ContextStrategy
+) -> None:
+    mind = Mind(model="scripted:script", context_strategy=strategy, max_output_tokens=500)
+    turn = [*(calls(("long", {"size": 9000 + number})) for number in range(6)), cut_off(), says("Done.")]
+    story = Story(world, turn * 4, kind="task", mind=mind)
+    story.window = 30_000
+    story.summarizer = Scripted([says("Pages were read.")] * 20, world.clock, ModelName("scripted", "m1"))
+    await story.run("Read it all.")
+    for _ in range(2):
+        await world.store.commit(life.reopen("s", world.ids.new(), "ada"))
+        await story.says("Read it all again.")
+    assert len((await erase(world.journal, ["s"], "ann", "asked for it")).erased) == 1
+    before = await story.kinds()
+    await world.store.commit(life.reopen("s", world.ids.new(), "ada"))
+    assert (await story.says("Read on.")).state == "COMPLETED"
+    await same_again(world, story)
+    assert {"context_cut", "message_added"} <= {*(await story.kinds())[len(before) :]}
+
+
+@pytest.mark.parametrize("name", ["yield", "ask_user", "final_answer", "read_output"])
+async def test_no_tool_may_be_called_like_one_of_halters_own(tmp_path: Path, name: str) -> None:
+    model = Scripted((), SystemClock(), ModelName("scripted", "script"))
+    agent = Agent("desk", model=model, store=tmp_path / "h.db", environ={"HOME": str(tmp_path)})
+    agent.tool(Desk().look, name=name)
+    with pytest.raises(ConfigError, match=f"gives every agent a tool {name}"):
+        await agent.run("Go.")
