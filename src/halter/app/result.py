@@ -33,7 +33,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """What a run came to. `cost_usd` is in dollars, and counts the whole session.
 
     `ok` says that the model finished as it was meant to, or asks a person for something. `sentence` says what stopped
-    it otherwise. `output` is the answer in the form that was asked for, or else its text.
+    it otherwise. `output` is the answer in the form that was asked for, None if there is none; or else its text.
     """
 
     session: str
@@ -61,15 +61,15 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return self
 
 
-def result_of(came: Came, turn: Turn, messages: Sequence[Message], receipt: Receipt, output: Any = None) -> Result[Any]:
-    """Put together what a run came to."""
+def result_of(came: Came, turn: Turn, messages: Sequence[Message], receipt: Receipt) -> Result[Any]:
+    """Put together what a run came to; its output is its text."""
     text = last_words(messages)
     return Result(
         session=receipt.session,
         state=came.state,
         ok=came.state in FINE and turn.why not in TROUBLE,
         text=text,
-        output=text if output is None else output,
+        output=text,
         terminal_reason=came.terminal_reason,
         sentence=came.sentence,
         question=_question(messages) if turn.why == "asked" else "",
