@@ -28,7 +28,7 @@ import msgspec
 from halter.app.agent import Assembled, assembled, unique
 from halter.app.program import Held, ProgramOptions, document, opened, secrets_of, settings_of
 from halter.app.result import Result, final_answer, result_of
-from halter.app.talking import Speaking, attend, begin, reopen, say
+from halter.app.talking import Speaking, attend, begin, is_begun, reopen, say
 from halter.app.thinking import models_of
 from halter.brain.loop import NOBODY, Watching
 from halter.brain.running import Waits
@@ -37,6 +37,7 @@ from halter.config.agent import agent_of
 from halter.config.fleet import Fleet, fleet_of, read_fleet
 from halter.config.mind import read_mind
 from halter.config.resolve import against_tools, resolve
+from halter.config.shape import nearest
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import session_stream
@@ -82,6 +83,7 @@ class Agent:
     """One agent over one store."""
 
     def __init__(self, name: str = "agent", *, store: str | Path, **options: Unpack[AgentOptions]) -> None:
+        _demand_known(options)
         self._name = name
         self._options = options
         self._environ = options.get("environ", os.environ)
@@ -130,30 +132,37 @@ class Agent:
             await stack.__aexit__(kind, error, trace)
 
     @overload
-    async def run(self, message: str, *, output_type: type[T], session: str = ..., deps: Any = ...) -> Result[T]: ...
+    async def run(
+        self,
+        message: str,
+        *,
+        output_type: type[T],
+        session: str = ...,
+        id: str = ...,
+        deps: Any = ...,
+        kind: SessionKind = ...,
+    ) -> Result[T]: ...
     @overload
     async def run(
-        self, message: str, *, session: str = ..., deps: Any = ..., kind: SessionKind = ...
+        self, message: str, *, session: str = ..., id: str = ..., deps: Any = ..., kind: SessionKind = ...
     ) -> Result[str]: ...
     async def run(
         self,
         message: str,
         *,
         session: str = "",
+        id: str = "",  # noqa: A002 It is the word for it everywhere.
         deps: Any = None,
         kind: SessionKind = "task",
         output_type: type[Any] | None = None,
     ) -> Result[Any]:
         """Give the agent something to do, and wait until it is done, or waits for somebody.
 
-        With the id of an earlier session it goes on with that one. An `output_type` is what the answer must fit.
+        With an earlier `session` it goes on with that one. A new one may be given an `id`: a program that crashed says
+        the same once more, and the session goes on where it was. An `output_type` is what the answer must fit.
         """
         async with self._opened() as speaking:
-            if session:
-                await reopen(speaking, session)
-                await say(speaking, session, message)
-            else:
-                session = await begin(speaking, message, kind)
+            session = await _spoken_to(speaking, message, session, id, kind)
             return await self._attended(speaking, session, deps, output_type)
 
     async def resume(
@@ -167,7 +176,13 @@ class Agent:
             return await self._attended(speaking, session, deps, output_type)
 
     async def stream(
-        self, message: str, *, session: str = "", deps: Any = None, kind: SessionKind = "chat"
+        self,
+        message: str,
+        *,
+        session: str = "",
+        id: str = "",  # noqa: A002 It is the word for it everywhere.
+        deps: Any = None,
+        kind: SessionKind = "chat",
     ) -> AsyncGenerator[StreamChunk | Result[str]]:
         """Run, and yield the answer as it comes; the last thing is the result.
 
@@ -175,11 +190,7 @@ class Agent:
         """
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
         async with self._opened() as speaking:
-            if session:
-                await reopen(speaking, session)
-                await say(speaking, session, message)
-            else:
-                session = await begin(speaking, message, kind)
+            session = await _spoken_to(speaking, message, session, id, kind)
             watching = Watching(chunks.put_nowait)
             running = asyncio.create_task(self._attended(speaking, session, deps, None, watching))
             running.add_done_callback(lambda _: chunks.put_nowait(None))
@@ -204,15 +215,18 @@ class Agent:
         output_type: type[Any] | None,
         watching: Watching = NOBODY,
     ) -> Result[Any]:
-        speaking = msgspec.structs.replace(speaking, agent=_given(speaking.agent, deps))
+        agent = _heard(speaking.agent) if watching.listen is not None else speaking.agent
+        speaking = msgspec.structs.replace(speaking, agent=_given(agent, deps))
         answer = None if output_type is None else answer_tool(output_type)
         waits = self._options.get("waits", _nobody)
         came, loop = await attend(speaking, session, watching=watching, waits=waits, answer=answer)
-        output = None
-        if output_type is not None and (arguments := final_answer(loop.messages)) is not None:
-            output = _output(output_type, arguments)
         made = receipt(await _events(speaking, session))
-        return result_of(came, loop, made, output)
+        result = result_of(came, loop, made)
+        if output_type is None:
+            return result
+        arguments = final_answer(loop.messages) if loop.turn.answered else None
+        output = None if arguments is None else _output(output_type, arguments)
+        return msgspec.structs.replace(result, output=output)
 
     @asynccontextmanager
     async def _opened(self) -> AsyncGenerator[Speaking]:
@@ -241,8 +255,10 @@ class Agent:
         limits = {**policy.get("limits", {}), **options.get("limits", {})}
         if "max_cost_usd" in options:
             limits["max_cost_usd"] = options["max_cost_usd"]
-        named = [options["model"]] if "model" in options else []
-        named += options.get("fallback_models", ())
+        fallbacks = options.get("fallback_models", ())
+        if isinstance(fallbacks, str):
+            raise ConfigError(f"`fallback_models` is the text {fallbacks!r}, but must be a list of models.")
+        named = [*([options["model"]] if "model" in options else []), *fallbacks]
         given = {str(each.name): each for each in named if not isinstance(each, str)}
         said: dict[str, Any] = {"name": self._name, **policy}
         said |= {key: value for key, value in options.items() if key in KEYS} | {"limits": limits}
@@ -259,6 +275,24 @@ class Agent:
         return Assembled(resolved, unique(self._tools), secrets, read=read), given
 
 
+async def _spoken_to(speaking: Speaking, message: str, session: str, new: str, kind: SessionKind) -> str:
+    """Say something to a session that there is, or begin one with it; what was begun before is not begun again."""
+    if session:
+        await reopen(speaking, session)
+        await say(speaking, session, message)
+        return session
+    if new and await is_begun(speaking, new):
+        return new
+    return await begin(speaking, message, kind, new)
+
+
+def _demand_known(options: AgentOptions) -> None:
+    known = sorted((*AgentOptions.__required_keys__, *AgentOptions.__optional_keys__))
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"`{name}` is no option of an agent; {nearest(name, known, 'its options')}")
+
+
 def _spoken(held: Held, agent: Assembled, models: Any) -> Speaking:
     return Speaking(held.app, agent, models, held.worker, held.lease + SECOND)
 
@@ -268,6 +302,13 @@ def _fleet(options: AgentOptions) -> Fleet:
     if isinstance(fleet, str | Path):
         return read_fleet(Path(fleet))
     return fleet_of(document(fleet, "the agent's fleet"))
+
+
+def _heard(agent: Assembled) -> Assembled:
+    """Let answers come word by word for whoever listens, unless somebody wrote that they do not."""
+    mind = agent.read.mind
+    streams = True if mind.streaming is None else mind.streaming
+    return replace(agent, read=replace(agent.read, mind=msgspec.structs.replace(mind, streaming=streams)))
 
 
 def _given(agent: Assembled, deps: Any) -> Assembled:

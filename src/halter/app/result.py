@@ -34,8 +34,9 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """What a run came to. `cost_usd` is in dollars, and counts the whole session.
 
     `ok` says that the model finished as it was meant to, or asks a person for something. `sentence` says what stopped
-    it otherwise. `output` is the answer in the form that was asked for, or else its text. `near_budget` says that what
-    is left of the session's caps has come down to the reserve.
+def result_of(came: Came, loop: Loop, receipt: Receipt) -> Result[Any]:
+    """Put together what a run came to; its output is its text."""
+    turn, messages = loop.turn, loop.messages
     """
 
     session: str
@@ -64,8 +65,8 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return self
 
 
-def result_of(came: Came, loop: Loop, receipt: Receipt, output: Any = None) -> Result[Any]:
-    """Put together what a run came to."""
+def result_of(came: Came, loop: Loop, receipt: Receipt) -> Result[Any]:
+    """Put together what a run came to; its output is its text."""
     turn, messages = loop.turn, loop.messages
     text = last_words(messages)
     return Result(
@@ -73,7 +74,7 @@ def result_of(came: Came, loop: Loop, receipt: Receipt, output: Any = None) -> R
         state=came.state,
         ok=came.state in FINE and turn.why not in TROUBLE,
         text=text,
-        output=text if output is None else output,
+        output=text,
         terminal_reason=came.terminal_reason,
         sentence=came.sentence,
         question=_question(messages) if turn.why == "asked" else "",

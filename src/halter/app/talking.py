@@ -115,6 +115,12 @@ async def reopen(speaking: Speaking, session: str) -> None:
         raise ConfigError(f"Session {session} is over ({row.state}, {row.terminal_reason}) and cannot go on.")
 
 
+async def is_begun(speaking: Speaking, session: str) -> bool:
+    """Tell whether there is a session of that id."""
+    rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))
+    return bool(rows) and rows[0].started_at > 0
+
+
 async def row_of(speaking: Speaking, session: str) -> SessionRow:
     """Find a session of this agent."""
     rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))

@@ -104,7 +104,8 @@ def next_step(turn: Turn, rules: Rules, now: int, *, near_budget: bool = False, 
     if late:
         return Finish("timed_out", f"The turn took longer than it may, which is {rules.timeout // SECOND} seconds.")
     if turn.steps >= rules.max_steps:
-        return Finish("max_steps", f"The turn took {turn.steps} steps, which is the most that it may take.")
+        taken = "1 step" if turn.steps == 1 else f"{turn.steps} steps"
+        return Finish("max_steps", f"The turn took {taken}, which is the most that it may take.")
     return _going_on(turn, rules, near_budget=near_budget, chance=chance)
 
 
@@ -139,7 +140,13 @@ def _ended_by_the_model(turn: Turn, rules: Rules) -> Step | None:
         return Finish("asked")
     if turn.answered:
         return Finish("ended")
+    if turn.expected > EXPECTED:
+        return _no_output()
     return None if turn.stop is None else _after_words(turn, rules)
+
+
+def _no_output() -> Finish:
+    return Finish("model_error", f"The model gave no valid output, although it was asked again {EXPECTED} times.")
 
 
 def _after_words(turn: Turn, rules: Rules) -> Step | None:
@@ -152,7 +159,7 @@ def _after_words(turn: Turn, rules: Rules) -> Step | None:
         return Finish("model_error", "The model would not answer.")
     if rules.expects_output:
         if turn.expected >= EXPECTED:
-            return Finish("model_error", f"The model gave no valid output, although it was asked {EXPECTED} times.")
+            return _no_output()
         return Say("output_expected", words.OUTPUT_EXPECTED)
     if turn.spoke or (turn.prints and rules.kind == "autonomous"):
         return Finish("ended")

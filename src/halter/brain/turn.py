@@ -153,6 +153,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             halted=self.halted or any(result.outcome == "external_halt" for result in results),
             asked=ASK_USER in verbs,
             answered=FINAL_ANSWER in verbs,
+            expected=self.expected + (FINAL_ANSWER not in verbs and any(call.tool == FINAL_ANSWER for call in calls)),
             yielded=yielded(verbs[YIELD].arguments) if YIELD in verbs else None,
             seen_at=at,
         )

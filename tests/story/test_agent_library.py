@@ -1,0 +1,324 @@
+"""An agent as a Python object: run, streamed, gone on with, with typed answers and what its tools depend on."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import PRICED, Bench, finished, shown
+from loops import calls, fails, says, used
+from pydantic import BaseModel
+
+from halter import Agent, Deps, Result, RunFailed, StreamChunk
+from halter.core.clock import SECOND
+from halter.core.errors import ConfigError
+from halter.core.money import Account
+from halter.guard.halts import cancel, halt, resume
+from halter.guard.purse import change_cap
+
+CLAUDE = "anthropic:claude-sonnet-4-5"
+CLERK = Path(__file__).parent / "programs" / "clerk.py"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def streamed(agent: Agent, message: str, **more: Any) -> tuple[list[StreamChunk], Result[str]]:
+    found = [item async for item in agent.stream(message, **more)]
+    *chunks, last = found
+    assert isinstance(last, Result)
+    assert all(isinstance(chunk, StreamChunk) for chunk in chunks)
+    return [chunk for chunk in chunks if isinstance(chunk, StreamChunk)], last
+
+
+async def test_a_run_calls_tools_answers_and_tells_what_it_cost(bench: Bench) -> None:
+    agent = bench.agent(
+        calls(("weather", {"city": "Oslo"}), usage=used(1000, 100)),
+        says("It rains.", usage=used(2000, 10)),
+        fleet=PRICED,
+    )
+
+    @agent.tool(level="SAFE", effect="read")
+    async def weather(city: str) -> str:
+        """Tell the weather."""
+        return f"rain in {city}"
+
+    result = await agent.run("Is it going to rain in Oslo?")
+    assert (result.ok, result.state, result.terminal_reason) == (True, "COMPLETED", "completed")
+    assert (result.text, result.output, result.question, result.sentence) == ("It rains.", "It rains.", "", "")
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (3000, 110)
+    assert result.cost_usd == Decimal("0.0041")
+    assert [line.name for line in result.receipt.calls] == ["weather"]
+    assert result.raise_for_state() is result
+    bench.balanced(result)
+
+
+def test_a_program_that_is_not_async_runs_it_too(bench: Bench) -> None:
+    assert bench.agent(says("Done.")).run_sync("do it").text == "Done."
+
+
+async def test_an_open_agent_keeps_its_store_from_run_to_run(bench: Bench) -> None:
+    async with bench.agent(says("One."), says("Two.")) as agent:
+        first = await agent.run("count", kind="chat")
+        second = await agent.run("go on", session=first.session)
+        assert (first.text, second.text, first.session) == ("One.", "Two.", second.session)
+        assert (second.state, second.over, second.ok) == ("WAITING_FOR_INPUT", False, True)
+        with pytest.raises(ConfigError, match="open already"):
+            agent.tool(lambda: "late")
+
+
+async def test_an_answer_streams_and_its_last_item_is_the_result(bench: Bench) -> None:
+    agent = bench.agent(says("Hello, "), says("and again."))
+    chunks, result = await streamed(agent, "hello")
+    finished(chunks)
+    assert shown(chunks) == result.text == "Hello, "
+
+
+async def test_a_cut_answer_that_is_gone_on_with_is_one_text(bench: Bench) -> None:
+    agent = bench.agent(says("To be, ", stop="max_tokens"), says("or not ", stop="max_tokens"), says("to be."))
+    chunks, result = await streamed(agent, "quote", kind="task")
+    finished(chunks)
+    assert (shown(chunks), result.text) == ("To be, or not to be.", "To be, or not to be.")
+    assert len({chunk.request for chunk in chunks}) == 3
+
+
+async def test_a_retried_stream_tells_its_reader_to_discard(bench: Bench) -> None:
+    agent = bench.agent(
+        says("Hello wor", fails=fails("CutStream").fails, usage=used()),
+        says("Hello world.", usage=used()),
+        fleet=PRICED,
+    )
+    chunks, result = await streamed(agent, "hello")
+    finished(chunks)
+    assert [chunk.discard for chunk in chunks if chunk.discard] == [True]
+    assert (shown(chunks), result.text) == ("Hello world.", "Hello world.")
+    bench.balanced(result)
+
+
+async def test_whoever_stops_listening_leaves_a_session_that_can_go_on(bench: Bench) -> None:
+    agent = bench.agent(says("word " * 200, takes=SECOND), says("never", takes=3600 * SECOND))
+    session = ""
+    async with agent:
+        stream = agent.stream("tell me", id="mine")
+        async for item in stream:
+            assert isinstance(item, StreamChunk)
+            break
+        await stream.aclose()
+        session = "mine"
+    result = await bench.agent(says("Again, from the beginning.")).resume(session)
+    assert (result.ok, result.session) == (True, "mine")
+    bench.balanced(result)
+
+
+async def test_a_session_that_ended_at_its_cap_goes_on_after_it_was_raised(bench: Bench) -> None:
+    dear = [says("x", usage=used(10_000, 0), stop="max_tokens") for _ in range(2)]
+    options: dict[str, Any] = {
+        "fleet": PRICED,
+        "max_cost_usd": 0.02,
+        "limits": {"on_cap": "stop", "max_output_tokens": 256},
+    }
+    stopped = await bench.agent(*dear, says("never", usage=used(1, 1)), **options).run("write " + "long " * 1500)
+    assert (stopped.ok, stopped.state, stopped.terminal_reason) == (False, "BUDGET_EXCEEDED", "cost_cap_reached")
+    with pytest.raises(RunFailed, match=r"BUDGET_EXCEEDED \(cost_cap_reached\)") as failed:
+        stopped.raise_for_state()
+    assert failed.value.result is stopped
+    again = await bench.agent(says("never"), **options).resume(stopped.session)
+    assert again.state == "BUDGET_EXCEEDED"
+    await bench.person(change_cap(Account(f"session:{stopped.session}", "", "usd"), 1_000_000, "ada", "more", "let it"))
+    result = await bench.agent(says("Done.", usage=used(1000, 10)), **options).resume(stopped.session)
+    assert (result.ok, result.state, result.text) == (True, "COMPLETED", "Done.")
+    bench.balanced(result)
+
+
+async def test_a_session_that_took_all_its_steps_goes_on_with_new_ones(bench: Bench) -> None:
+    def looking(*lines: Any) -> Agent:
+        agent = bench.agent(*lines, limits={"max_steps": 1})
+        agent.tool(look, level="SAFE", effect="read")
+        return agent
+
+    def look() -> str:
+        """Look."""
+        return "nothing"
+
+    stopped = await looking(calls("look"), says("never")).run("look")
+    assert (stopped.state, stopped.terminal_reason, stopped.ok) == ("MAX_STEPS", "max_steps", False)
+    assert stopped.sentence == "The turn took 1 step, which is the most that it may take."
+    result = await looking(says("Nothing there.")).resume(stopped.session)
+    assert (result.state, result.text) == ("COMPLETED", "Nothing there.")
+
+
+async def test_a_halted_session_goes_on_after_the_halt_is_lifted(bench: Bench) -> None:
+    await bench.agent(says("One.")).run("first")
+    await bench.person(halt("agent:desk", "ada", "h1"))
+    halted = await bench.agent(says("never")).run("second")
+    assert (halted.ok, halted.state, halted.terminal_reason) == (False, "HALTED", "external_halt")
+    await bench.person(resume("agent:desk", "ada", "h2"))
+    result = await bench.agent(says("Now.")).resume(halted.session)
+    assert (result.ok, result.text) == (True, "Now.")
+
+
+async def test_a_cancelled_session_never_goes_on(bench: Bench) -> None:
+    await bench.person(cancel("mine", "ada", "h1"))
+    gone = await bench.agent(says("never")).run("second", id="mine")
+    assert (gone.state, gone.terminal_reason) == ("CANCELLED", "cancelled")
+    with pytest.raises(ConfigError, match=r"is over \(CANCELLED, cancelled\) and cannot go on"):
+        await bench.agent(says("never")).resume(gone.session)
+
+
+async def test_a_question_is_answered_by_going_on(bench: Bench) -> None:
+    agent = bench.agent(calls(("ask_user", {"question": "Which desk?"})), says("The left one it is."))
+    asked = await agent.run("tidy up")
+    assert (asked.ok, asked.state, asked.question, asked.over) == (True, "WAITING_FOR_INPUT", "Which desk?", False)
+    result = await agent.resume(asked.session, "the left one")
+    assert (result.state, result.text, result.question) == ("COMPLETED", "The left one it is.", "")
+
+
+class Weather(BaseModel):
+    city: str
+    rain_mm: float
+
+
+async def test_an_answer_has_the_form_that_was_asked_for(bench: Bench) -> None:
+    lines = [
+        says("It rains a lot."),
+        calls(("final_answer", {"value": {"city": "Oslo", "rain_mm": "much"}})),
+        calls(("final_answer", {"value": {"city": "Oslo", "rain_mm": 12}})),
+    ]
+    result = await bench.agent(*lines).run("weather", output_type=Weather)
+    assert result.output == Weather(city="Oslo", rain_mm=12)
+    assert (result.state, result.ok) == ("COMPLETED", True)
+    numbers = await bench.agent(calls(("final_answer", {"value": [1, 2, 3]}))).run("count", output_type=list[int])
+    assert numbers.output == [1, 2, 3]
+    nothing = await bench.agent(calls(("final_answer", {"value": None}))).run("count", output_type=type(None))
+    assert (nothing.output, nothing.ok) == (None, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda number: says(f"no form {number}"),
+        lambda number: calls(("final_answer", {"value": f"no number {number}"})),
+    ],
+    ids=["words", "unfit"],
+)
+async def test_a_model_without_a_valid_answer_is_asked_three_times_more_and_no_longer(bench: Bench, line: Any) -> None:
+    result = await bench.agent(*(line(number) for number in range(9))).run("count", output_type=list[int])
+    assert (result.ok, result.state, result.terminal_reason, result.output) == (False, "ERROR", "model_error", None)
+    assert "no valid output" in result.sentence
+    assert len(bench.models[0].asked) == 4
+
+
+async def test_an_old_answer_is_never_taken_for_a_new_one(bench: Bench) -> None:
+    agent = bench.agent(calls(("final_answer", {"value": 1})), *(says("hm") for _ in range(4)))
+    first = await agent.run("one", output_type=int, kind="task")
+    second = await agent.run("two", output_type=int, session=first.session)
+    assert (first.output, second.output, second.ok) == (1, None, False)
+
+
+class Shelf:
+    def __init__(self, *books: str) -> None:
+        self.books = books
+
+
+async def test_tools_get_what_the_program_has_for_them_and_the_model_never_sees_it(bench: Bench) -> None:
+    agent = bench.agent(calls(("find", {"letter": "m"})), says("Momo."))
+
+    @agent.tool(level="SAFE", effect="read")
+    async def find(letter: str, shelf: Deps[Shelf]) -> str:
+        """Find a book."""
+        return ", ".join(book for book in shelf.books if book.startswith(letter))
+
+    result = await agent.run("a book with m", deps=Shelf("momo", "emil"))
+    (results,) = [part for message in result.messages for part in message.parts if type(part).__name__ == "ToolResult"]
+    assert results.text == "momo"
+    (offered,) = [tool for tool in bench.models[0].asked[0].tools if tool.name == "find"]
+    assert b"shelf" not in offered.schema
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"model": "scripted", "limits": {"max_stepps": 1}},
+            "`max_stepps` is not a key of `limits`; did you",
+        ),
+        (
+            {"model": CLAUDE, "limits": {"max_steps": "many"}},
+            "`limits.max_steps` is the text 'many', but must be",
+        ),
+        ({"model": "nonsense"}, "`model` is the text 'nonsense', but must be one model"),
+        ({"model": "nobody:model"}, "of a provider `nobody` that nobody knows"),
+        ({"model": CLAUDE}, "needs a key: set ANTHROPIC_API_KEY"),
+        ({}, "has no model"),
+        ({"model": CLAUDE, "fleet": {"allowed_models": ["openai:*"]}}, "openai:"),
+        (
+            {"model": CLAUDE, "temperatur": 1},
+            "`temperatur` is no option of an agent; did you mean `temperature`?",
+        ),
+        (
+            {"model": CLAUDE, "fallback_models": "openai:gpt-5-mini"},
+            "`fallback_models` is the text",
+        ),
+    ],
+)
+async def test_what_is_wrong_is_said_in_a_sentence_before_anything_runs(
+    bench: Bench, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as wrong:
+        await bench.agent(**options).run("hello")
+    assert sentence in str(wrong.value)
+    assert not bench.file.exists() or bench.facts("session_started") == []
+
+
+async def test_a_model_without_a_price_is_refused_while_a_cap_applies(bench: Bench) -> None:
+    there = {"house": {"wire": "openai", "base_url": "https://models.example.com/v1"}}
+    result = await bench.agent(model="house:big", providers=there).run("hello")
+    assert (result.ok, result.state, result.terminal_reason) == (False, "ERROR", "model_error")
+    assert "price" in result.sentence
+    bench.balanced(result)
+
+
+async def test_nothing_is_begun_with_nothing_to_do(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="nothing to do"):
+        await bench.agent(says("never")).run("  ")
+    with pytest.raises(ConfigError, match="There is no session nosuch"):
+        await bench.agent(says("never")).resume("nosuch")
+
+
+async def test_the_session_of_another_agent_is_left_alone(bench: Bench) -> None:
+    result = await bench.agent(says("Mine.")).run("hello")
+    other = Agent(
+        "other", store=bench.file, model=bench.models[0], clock=bench.clock, environ={"HOME": str(bench.folder)}
+    )
+    with pytest.raises(ConfigError, match="is one of desk, and this is other"):
+        await other.resume(result.session)
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_program_that_is_started_again_goes_on_where_it_was(tmp_path: Path) -> None:
+    command = [sys.executable, str(CLERK), str(tmp_path / "runs.db")]
+    environ = {**os.environ, "HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"sent\n"
+        assert program.stdout.readline() == b"looking\n"
+        program.send_signal(signal.SIGKILL)
+        program.communicate(timeout=30)
+    again = subprocess.run([*command, "again"], capture_output=True, text=True, env=environ, timeout=30, check=False)
+    assert again.stdout == "looking\nCOMPLETED: I sent it, and all is well. asked 1 times, sent once: True\n", (
+        again.stderr
+    )
+
+
+async def test_two_tasks_of_one_program_do_not_see_each_other(bench: Bench) -> None:
+    async with bench.agent(*(says(f"answer {number}") for number in range(5))) as agent:
+        results = await asyncio.gather(*(agent.run(f"task {number}") for number in range(5)))
+    assert len({result.session for result in results}) == 5
+    assert sorted(result.text for result in results) == [f"answer {number}" for number in range(5)]
