@@ -34,9 +34,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """What a run came to. `cost_usd` is in dollars, and counts the whole session.
 
     `ok` says that the model finished as it was meant to, or asks a person for something. `sentence` says what stopped
-def result_of(came: Came, loop: Loop, receipt: Receipt) -> Result[Any]:
-    """Put together what a run came to; its output is its text."""
-    turn, messages = loop.turn, loop.messages
+    it otherwise. `output` is the answer in the form that was asked for, None if there is none; or else its text.
     """
 
     session: str
