@@ -128,7 +128,9 @@ def test_a_model_is_asked_between_its_intent_and_its_outcome_and_costs_what_it_u
     async def story(world: World) -> None:
         desk, model = await desk_in(world), answers("Nothing.", world=world)
         answer = await desk.asks(model)
-        assert answer == Answered("s.1/0", Reply((Text("Nothing.", "model", False),), "end", Usage(100, 20)), 120, 1000)
+        assert answer == Answered(
+            "s.1/0", Reply((Text("Nothing.", "model", False),), "end", Usage(100, 20)), 120, 1000, tokens=120
+        )
         assert await desk.kinds() == ["request_started", "request_settled"]
         for scope in ("session:s", "agent:desk", "fleet"):
             row = await desk.budget(scope)
@@ -196,7 +198,7 @@ async def test_an_answer_that_was_erased_is_gone_and_not_asked_for_again(world: 
     erased = BodiesErased(stream=stream, through=9, by="ada")
     await world.store.commit(Write(FLEET, "erase", lambda _: [Draft(erased)], others=(stream,)))
     answer = await desk.asks(model)
-    assert answer == FailedRequest("s.1/0", "error", "Erased: what the model answered was erased", 120)
+    assert answer == FailedRequest("s.1/0", "error", "Erased: what the model answered was erased", 120, tokens=120)
     assert len(model.asked) == 1
 
 

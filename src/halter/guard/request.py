@@ -322,14 +322,16 @@ def _with_accounts(admitted: Admitted, asking: Asking) -> Admitted:
 
 def told(settled: RequestSettled, body: bytes, max_output_tokens: int) -> Answered | FailedRequest:
     """Tell once more what became of a request."""
-    cost = settled.charge.usd if settled.charge else 0
+    cost, tokens = (settled.charge.usd, settled.charge.tokens) if settled.charge else (0, 0)
     if settled.outcome == "ok" and body:
-        return Answered(settled.request, msgspec.json.decode(body, type=Reply), cost, max_output_tokens)
+        reply = msgspec.json.decode(body, type=Reply)
+        return Answered(settled.request, reply, cost, max_output_tokens, tokens=tokens)
     if settled.outcome == "ok":
-        return FailedRequest(settled.request, "error", "Erased: what the model answered was erased", cost)
+        error = "Erased: what the model answered was erased"
+        return FailedRequest(settled.request, "error", error, cost, tokens=tokens)
     may_retry = settled.may_retry or settled.outcome == "unknown"
     error = settled.error or UNANSWERED
-    return FailedRequest(settled.request, settled.outcome, error, cost, may_retry, settled.retry_after)
+    return FailedRequest(settled.request, settled.outcome, error, cost, may_retry, settled.retry_after, tokens)
 
 
 def admission(committed: Committed) -> Admitted | RefusedRequest | None:
