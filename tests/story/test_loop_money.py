@@ -162,6 +162,7 @@ async def test_at_the_cap_of_a_day_the_session_sleeps_until_tomorrow_and_goes_on
         await world.advance(DAY)
         running = world.spawn(attended(story))
     if crash == "after":
+        await world.advance(DAY - world.now % DAY - SECOND)
         while not story.desk.together:
             await world.advance(SECOND // 4)
         await world.restart()

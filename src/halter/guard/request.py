@@ -328,7 +328,8 @@ def told(settled: RequestSettled, body: bytes, max_output_tokens: int) -> Answer
         reply = msgspec.json.decode(body, type=Reply)
         return Answered(settled.request, reply, cost, max_output_tokens, bool(charge.overruns), tokens)
     if settled.outcome == "ok":
-        return FailedRequest(settled.request, "error", "Erased: what the model answered was erased", cost)
+        error = "Erased: what the model answered was erased"
+        return FailedRequest(settled.request, "error", error, cost, tokens=tokens)
     may_retry = settled.may_retry or settled.outcome == "unknown"
     error = settled.error or UNANSWERED
     return FailedRequest(settled.request, settled.outcome, error, cost, may_retry, settled.retry_after, tokens)

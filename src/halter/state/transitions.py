@@ -16,8 +16,9 @@ TRANSITIONS: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
         # Whoever takes a session over from an owner that went away finds it running, and goes on.
         "RUNNING": frozenset[State](("RUNNING", "WAITING_FOR_TOOL")) | _WAITING | ENDS,
         "WAITING_FOR_TOOL": frozenset[State](("RUNNING", "WAITING_FOR_TOOL")) | _WAITING | ENDS,
-        # Of what rests, only a halt or a cancel makes an end; all else has to be woken first.
-        **{state: frozenset[State](("RUNNING",)) | _STOPPED for state in _WAITING},
+        # What rests may rest on, for longer or for something else. Only a halt or a cancel makes an end of it; for all
+        # other ends it has to be woken first.
+        **{state: frozenset[State](("RUNNING",)) | _WAITING | _STOPPED for state in _WAITING},
         # A person may let an end be none; only a cancelled session is over for good.
         **{state: frozenset[State](() if state == "CANCELLED" else ("RUNNING",)) for state in ENDS},
     }
