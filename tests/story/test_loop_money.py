@@ -179,7 +179,6 @@ async def test_at_the_cap_of_a_day_the_session_sleeps_until_tomorrow_and_goes_on
     assert (again.turn.capped, again.turn.refusal) == (False, "")
 
 
-@pytest.mark.xfail(reason="what is left is told by the policy's caps, without what a person has raised", strict=True)
 async def test_after_a_raise_the_model_is_shown_what_is_left_now(world: World) -> None:
     lines = [calls("look", usage=used(4000, 95_000)), calls(("look", {"at": "b"})), says("Done.")]
     story = priced(world, lines, ASK)

@@ -136,25 +136,19 @@ class Loop:
 
     def near_budget(self) -> bool:
         """Tell whether what is left to spend has come down to the reserve."""
-        usd, tokens = self._left()
+        usd, tokens = self._running.left()
         policy = self._running.standing.policy
         cap = policy.caps.session.max_cost_usd
         return (usd is not None and usd <= (cap or 0) * policy.reserve_cost_fraction) or (
             tokens is not None and tokens <= policy.reserve_tokens
         )
 
-    def _left(self) -> tuple[int | None, int | None]:
-        """Tell what is left to spend, of money and of tokens, where that is capped."""
-        caps, spent = self._running.standing.caps(), self._running.spent
-        cap, budget = caps.session.max_cost_usd, caps.token_budget
-        return (None if cap is None else cap - spent.usd), (None if budget is None else budget - spent.tokens)
-
     async def _think(self, number: int, after: int) -> None:
         """Ask a model, and take in what it says or why it does not."""
         if after:
             await self._running.pause(after)
         model = self._thinking.models[number]
-        volatile = "\n\n".join(part for part in (self._senses.volatile(), words.left(*self._left())) if part)
+        volatile = "\n\n".join(part for part in (self._senses.volatile(), words.left(*self._running.left())) if part)
         too_large = await self._window.make_room(model, len(to_body(volatile)))
         if too_large:
             self._recalled.turn = self.turn.failed(self.turn.attempts, Failure(too_large), self._clock.now())

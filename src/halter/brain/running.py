@@ -4,13 +4,13 @@ Whatever it waits for is in the journal, so it can be taken up by another proces
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import msgspec
 
+from halter.brain.together import heard, together
 from halter.core.clock import SECOND, Clock
 from halter.core.events import AnyEvent, CallStarted, CostCapReached, SessionParked
 from halter.core.ids import inbox_stream, session_stream
@@ -30,8 +30,6 @@ from halter.guard.request import Answered, FailedRequest, RefusedRequest, Reques
 from halter.state import life
 from halter.state.session import InFlight, Session, replay
 
-T = TypeVar("T")
-
 LOOK: Final = 30 * SECOND
 """How often somebody who waits looks by itself. Whatever it waits for is written, and hints of that come at once;
 but hints may be lost."""
@@ -48,24 +46,6 @@ Look = Callable[[], Awaitable[bool]]
 
 Waits = Callable[[NeedsPerson, State], None]
 """Somebody who wants to know, once for each decision, that a session rests until a person decides."""
-
-
-@asynccontextmanager
-async def heard(store: Store) -> AsyncGenerator[asyncio.Event]:
-    """Set an event whenever something is written, by anybody."""
-    news = asyncio.Event()
-
-    async def listen() -> None:
-        async for _ in store.changes():
-            news.set()
-
-    listening = asyncio.create_task(listen(), name="halter-rest")
-    try:
-        yield news
-    finally:
-        listening.cancel()
-        with suppress(asyncio.CancelledError):
-            await listening
 
 
 class Running:
@@ -94,6 +74,7 @@ class Running:
         self._rests = 0
         self.state = Session()
         self.spent = Charge()
+        self._cap: tuple[int | None] | None = None
         self.rested: Callable[[int], None] = lambda _: None
         """Told of each rest how long it was: it counts as nobody's work."""
 
@@ -108,6 +89,8 @@ class Running:
             await self._clear(flight, await self._arguments(events, flight.id))
         events = await self.events()
         self.spent = replay(events).spent
+        if self.lease.generation > 1:
+            await self._look_at_cap()
         return events
 
     def _cause(self) -> Cause | None:
@@ -155,7 +138,7 @@ class Running:
         slots = asyncio.Semaphore(TOGETHER)
         waiting = list(calls)
         while waiting:
-            tried = await _together([partial(self._attempt_in, slots, call) for call in waiting])
+            tried = await together([partial(self._attempt_in, slots, call) for call in waiting])
             answers |= {answer.call: answer for answer in tried if isinstance(answer, Answer)}
             self._spend(sum(answer.cost_usd for answer in tried if isinstance(answer, Answer)))
             waiting = await self._waited_for(list(zip(waiting, tried, strict=True)))
@@ -267,14 +250,30 @@ class Running:
     async def _more_money(self, refused: str, name: str, cap: CostCapReached) -> bool:
         """Wait for a window to roll, or for a person to raise the cap; tell whether there may be money now."""
         end = window_end(cap.window)
-        if end is not None:
+        if end is not None and cap.amount <= cap.cap:
             await self._rest("SLEEPING", end, lambda: self._is_raised(cap))
             return True
         if self.standing.policy.on_cap != "ask":
             return False
         asked = await self._ask_for_more(refused, name, cap)
         row = await self._decided(asked, "WAITING_FOR_BUDGET", lambda: self._is_raised(cap))
+        await self._look_at_cap()
         return row.verdict == "approve" or await self._is_raised(cap)
+
+    async def _look_at_cap(self) -> None:
+        """Find out whether a person has set the session's cap."""
+        params = {"scope": session_stream(self.lease.session), "window": "", "unit": "usd"}
+        rows = await self._store.ask(Query("budget", BudgetRow, params))
+        self._cap = next(((row.cap,) for row in rows if row.cap_by), None)
+
+    def left(self) -> tuple[int | None, int | None]:
+        """Tell what is left to spend, of money and of tokens, where that is capped."""
+        caps = self.standing.caps()
+        cap, budget = caps.session.max_cost_usd if self._cap is None else self._cap[0], caps.token_budget
+        return (
+            None if cap is None else cap - self.spent.usd,
+            None if budget is None else budget - self.spent.tokens,
+        )
 
     async def _is_raised(self, cap: CostCapReached) -> bool:
         params = {"scope": cap.scope, "window": cap.window, "unit": cap.unit}
@@ -377,18 +376,6 @@ class Running:
             if isinstance(stored.event, CallStarted) and stored.event.call == call:
                 return await said(self._store, stored)
         return b""
-
-
-async def _together(acts: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> Sequence[T]:
-    """Do several things at once; if one fails, the others are stopped, and it is its failure that is told."""
-    if len(acts) == 1:
-        return [await acts[0]()]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(act()) for act in acts]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 REFUSALS: Final = frozenset(
