@@ -5,10 +5,11 @@ or a sum, or settled by rank (see `Budget.capped`).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
+from halter.core.decided import decision_asked, decision_made, rule_made
 from halter.core.events import (
     AnyEvent,
     BodiesErased,
@@ -41,7 +42,8 @@ from halter.core.events import (
 )
 from halter.core.ids import StreamId, session_of
 from halter.core.money import CARVED, Account, BudgetRow, Charge, Leg
-from halter.core.row import R, Row, RowKey
+from halter.core.place import Known, Place, session_at
+from halter.core.row import Row, RowKey
 from halter.core.rows import (
     FREE,
     AuditRow,
@@ -56,25 +58,6 @@ from halter.core.rows import (
 )
 from halter.core.usage import Usage
 from halter.core.vocabulary import Purpose
-
-
-class Known(Protocol):
-    """The rows as they stand before the event."""
-
-    def get(self, kind: type[R], *key: Any) -> R | None:
-        """Return a row, or None."""
-        ...
-
-
-class Place(Protocol):
-    """Where and when the event stands."""
-
-    @property
-    def stream(self) -> StreamId: ...
-    @property
-    def seq(self) -> int: ...
-    @property
-    def at(self) -> int: ...
 
 
 class Gone(msgspec.Struct, frozen=True):
@@ -127,13 +110,13 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
         case HaltLifted():
             yield HaltRow(event.scope, 0, place.at, event.by, event.reason, event.ramp)
         case DecisionAsked():
-            yield _decision_asked(event, place, known)
+            yield decision_asked(event, place, known)
         case DecisionMade():
-            yield _decision_made(event, place, known)
+            yield decision_made(event, place, known)
             if session_of(place.stream):
                 yield _session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
         case RuleMade():
-            yield _rule_made(event, place)
+            yield rule_made(event, place)
         case RuleEnded():
             row = known.get(RuleRow, event.rule) or RuleRow(event.rule)
             yield msgspec.structs.replace(row, ended_at=place.at, ended_by=event.by)
@@ -286,12 +269,12 @@ def _spend(hold: HoldRow, charge: Charge, usage: Usage, place: Place, known: Kno
 def _call_started(event: CallStarted, place: Place, known: Known) -> Iterator[Effect]:
     yield from _held(event.call, event.tool, event.purpose, event.legs, place, known)
     if event.rated:
-        yield rate_row(known, _of(place, known).agent, event.tool, event.rated, attempts=1)
+        yield rate_row(known, session_at(place, known).agent, event.tool, event.rated, attempts=1)
     if event.decision:
         row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
         yield msgspec.structs.replace(row, used_at=place.at)
     if event.audit:
-        session = _of(place, known)
+        session = session_at(place, known)
         yield AuditRow(
             call=event.call,
             session=session.session,
@@ -325,7 +308,7 @@ def _audit_settled(event: CallSettled, place: Place, known: Known) -> Iterator[E
 
 def _call_refused(event: CallRefused, place: Place, known: Known) -> Iterator[Effect]:
     """Refused calls of any level are audited."""
-    session = _of(place, known)
+    session = session_at(place, known)
     yield AuditRow(
         call=event.call,
         session=session.session,
@@ -343,63 +326,6 @@ def _call_refused(event: CallRefused, place: Place, known: Known) -> Iterator[Ef
         asked_seq=place.seq,
         settled_seq=place.seq,
     )
-
-
-def _decision_asked(event: DecisionAsked, place: Place, known: Known) -> DecisionRow:
-    session = _of(place, known)
-    row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
-    return msgspec.structs.replace(
-        row,
-        about=event.about,
-        session=session.session,
-        agent=session.agent or event.agent,
-        subject=event.subject,
-        name=event.name,
-        digest=event.digest,
-        level=event.level or "",
-        risk=event.risk or "",
-        asked_at=place.at,
-        expires_at=event.expires_at,
-        same=event.same,
-        keys=_json(event.keys),
-        asked_seq=place.seq,
-    )
-
-
-def _decision_made(event: DecisionMade, place: Place, known: Known) -> DecisionRow:
-    row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
-    return msgspec.structs.replace(
-        row,
-        verdict=event.verdict,
-        by=event.by,
-        decided_digest=event.digest,
-        decided_at=place.at,
-        decided_seq=place.seq,
-    )
-
-
-def _json(words: tuple[str, ...]) -> str:
-    return msgspec.json.encode(words).decode()
-
-
-def _rule_made(event: RuleMade, place: Place) -> RuleRow:
-    return RuleRow(
-        rule=event.rule,
-        tool=event.tool,
-        scope=event.scope,
-        owner=event.owner,
-        matcher=event.matcher,
-        keys=_json(event.keys),
-        by=event.by,
-        made_at=place.at,
-        expires_at=event.expires_at,
-    )
-
-
-def _of(place: Place, known: Known) -> SessionRow:
-    """Find the session that an event belongs to; one of the whole fleet belongs to none."""
-    session = session_of(place.stream)
-    return SessionRow("") if session is None else known.get(SessionRow, session) or SessionRow(session)
 
 
 def rate_row(known: Known, agent: str, tool: str, piece: int, attempts: int = 0) -> RateRow:
