@@ -16,6 +16,7 @@ from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId
+from halter.core.mind import REFLEX, SCRIPTED
 from halter.core.ports import Lease, Query, kept
 from halter.core.rows import SessionRow
 from halter.core.spec import Phase
@@ -62,9 +63,10 @@ class Speaking(msgspec.Struct, frozen=True):
             self.models.named(name)
 
     def gatehouse(self) -> Gatehouse:
-        """Make the doors of the agent's sessions."""
+        """Make the doors of the agent's sessions. Rules and scripts foresee nothing, unless they are told to."""
         mind = self.agent.read.mind
-        foresees = mind.model_for.get("simulation") or mind.model
+        own = "" if mind.model.partition(":")[0] in (REFLEX, SCRIPTED) else mind.model
+        foresees = mind.model_for.get("simulation") or own
         model = self.models.named(foresees) if foresees else None
         return gatehouse_for(self.app, self.agent.policy, self.agent.secrets, model)
 
