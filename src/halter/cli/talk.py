@@ -86,11 +86,10 @@ def chat(
 
 
 async def _chat(app: App, folder: Path, resume: str, *, as_json: bool) -> None:
-    from halter.app.talking import begin
-    from halter.app.talking import say as tell
-
+    """Talk line by line. A session begins with its first line: who says nothing leaves nothing behind."""
     async with _speaking(app, folder) as speaking, Lines(prompt="" if as_json else "you> ") as lines:
-        session = await (_again(app, speaking, resume, "") if resume else begin(speaking, "", "chat"))
+        session = await _again(app, speaking, resume, "") if resume else SessionId(app.ids.new())
+        begun = bool(resume)
         if not as_json:
             say(f"Session {session}, with {speaking.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True)
         try:
@@ -98,14 +97,25 @@ async def _chat(app: App, folder: Path, resume: str, *, as_json: bool) -> None:
                 if line.strip() in LEAVE:
                     break
                 if line.strip():
-                    await tell(speaking, session, line)
+                    await _told(speaking, session, line, begun=begun)
+                    begun = True
                     if not await _answered(app, speaking, session, lines, as_json=as_json):
                         return
         finally:
-            if not as_json:
-                if lines.asking:
-                    say("", at_once=True)
+            if lines.asking:
+                say("", at_once=True)
+            if begun and not as_json:
                 warn(f"You can go on with it: halter chat {quote(str(folder))} --resume {session}", "dim")
+
+
+async def _told(speaking: Any, session: SessionId, line: str, *, begun: bool) -> None:
+    from halter.app.talking import begin
+    from halter.app.talking import say as tell
+
+    if begun:
+        await tell(speaking, session, line)
+    else:
+        await begin(speaking, line, "chat", session)
 
 
 async def _answered(app: App, speaking: Any, session: SessionId, lines: Lines, *, as_json: bool) -> bool:
