@@ -103,6 +103,15 @@ def test_the_answer_goes_to_standard_output_and_all_else_beside_it(ada: Person) 
     ]
 
 
+def test_what_was_said_can_be_read_in_words(ada: Person) -> None:
+    ada.types("run", str(ada.agent), "look around")
+    (session,) = ada.looks("sessions")
+    shown = ada.types("show", session["session"])[1]
+    for words in ("turn 1 begins", "look around", 'look {"at":"the 雪 ☃"}', "turn 1, ended", "COMPLETED, completed"):
+        assert words in shown
+    assert '"part"' not in shown
+
+
 def test_programs_get_one_object_and_nothing_beside_it(ada: Person) -> None:
     code, said, beside = ada.types("run", str(ada.agent), "-", "--json", given=b"look around\n")
     assert (code, beside) == (0, "")

@@ -72,7 +72,7 @@ class Speaking(msgspec.Struct, frozen=True):
 
 
 async def begin(speaking: Speaking, text: str, kind: SessionKind, session: str = "") -> SessionId:
-    """Start a session; what it is given opens its first turn."""
+    """Start a session; what it is given opens its first turn. One that was started before stays as it is."""
     if kind == "task" and not text.strip():
         raise ConfigError(NOTHING_SAID)
     speaking.demand_model()
@@ -111,12 +111,6 @@ async def reopen(speaking: Speaking, session: str) -> None:
         raise ConfigError(f"Session {session} is over ({row.state}, {row.terminal_reason}) and cannot go on.")
 
 
-async def is_begun(speaking: Speaking, session: str) -> bool:
-    """Tell whether there is a session of that id."""
-    rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))
-    return bool(rows) and rows[0].started_at > 0
-
-
 async def row_of(speaking: Speaking, session: str) -> SessionRow:
     """Find a session of this agent."""
     rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))
@@ -140,6 +134,10 @@ async def attend(
     With an `answer`, a tool, the session ends when the model has called it.
     """
     row = await row_of(speaking, session)
+    if row.ended_at is not None:
+        raise ConfigError(
+            f"Session {session} is over ({row.state}, {row.terminal_reason}): resume it, if it may go on."
+        )
     lease = await _lease(speaking, session)
     app, store, agent = speaking.app, speaking.store, speaking.agent
     more = [*verbs(store, session, row.kind), *([answer] if answer else [])]
