@@ -317,6 +317,17 @@ def test_a_killed_program_that_is_started_again_goes_on_where_it_was(tmp_path: P
     )
 
 
+async def test_what_is_begun_twice_under_one_id_is_one_session_and_is_told_its_task_once(bench: Bench) -> None:
+    agent = bench.agent(calls(("ask_user", {"question": "Which?"})), says("Done."))
+    first = await agent.run("tidy up", id="mine")
+    again = await agent.run("tidy up", id="mine")
+    assert (first.session, again.session, again.state) == ("mine", "mine", "WAITING_FOR_INPUT")
+    assert len(bench.models[0].asked) == 1
+    await agent.run("the left one", session="mine")
+    with pytest.raises(ConfigError, match="Session mine is over"):
+        await agent.run("tidy up", id="mine")
+
+
 async def test_two_tasks_of_one_program_do_not_see_each_other(bench: Bench) -> None:
     async with bench.agent(*(says(f"answer {number}") for number in range(5))) as agent:
         results = await asyncio.gather(*(agent.run(f"task {number}") for number in range(5)))

@@ -21,9 +21,8 @@ class Person:
 
     def begins(self, *words: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "halter", *words]
-        return subprocess.Popen(
-            command, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
-        )
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, env=self.environ, text=True, cwd="/", **pipes)
 
     def types(self, *words: str) -> str:
         with self.begins(*words) as program:
@@ -84,3 +83,18 @@ def test_what_cannot_be_gone_on_with_is_said_at_once(tmp_path: Path) -> None:
         with person.begins(*words) as program:
             _, complained = program.communicate(timeout=60)
         assert (program.returncode, sentence in complained) == (code, True), complained
+
+
+@pytest.mark.timeout(120)
+def test_the_agent_in_one_minute_works_as_the_pages_say(tmp_path: Path) -> None:
+    pages = [(EXAMPLES.parent / page).read_text("utf-8") for page in ("README.md", "docs/loop.md")]
+    commands = ["halter init night-watch", 'halter run night-watch "hello"', "halter chat night-watch"]
+    assert all(f"\n{command}" in page for command in commands for page in pages)
+    person, folder = Person(tmp_path), str(tmp_path / "night-watch")
+    person.types("init", folder)
+    assert person.types("run", folder, "hello") == (
+        "Hello. I work by rules; look into agent.yaml and give me a model.\n"
+    )
+    assert "with night-watch. Ctrl-D or /quit leaves." in person.types("chat", folder)
+    assert [session["state"] for session in person.looks("sessions")] == ["COMPLETED"]
+    person.types("init", str(tmp_path / "other"), "--model", "anthropic:claude-sonnet-4-5")

@@ -77,11 +77,15 @@ class Asked:
 
 
 class Provider:
-    """Gives the same answer until it is told another one, and keeps what it was asked."""
+    """Gives the same answer until it is told another one, and keeps what it was asked.
+
+    What was put in line with `then` is said first, each once.
+    """
 
     def __init__(self) -> None:
         self.answer: Answer | Raw = Answer()
         self.asked: list[Asked] = []
+        self.line: list[Answer | Raw] = []
         self.hanging = asyncio.Event()
         self.gone = asyncio.Event()
         self.port = 0
@@ -99,6 +103,10 @@ class Provider:
         written = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.answer = Raw(status, written, named, kind)
+
+    def then(self) -> None:
+        """Put the answer in line: it is given once, and another one after it."""
+        self.line.append(self.answer)
 
     def written(self, wire: str) -> bytes:
         """Write down what would be streamed, byte for byte."""
@@ -136,7 +144,7 @@ class Provider:
         if asked is None:
             return False
         self.asked.append(asked)
-        answer = self.answer
+        answer = self.line.pop(0) if self.line else self.answer
         if isinstance(answer, Raw):
             writer.write(plain(answer))
         elif streams(asked):

@@ -28,7 +28,7 @@ import msgspec
 from halter.app.agent import Assembled, assembled, unique
 from halter.app.program import Held, ProgramOptions, document, opened, secrets_of, settings_of
 from halter.app.result import Result, final_answer, result_of
-from halter.app.talking import Speaking, attend, begin, is_begun, reopen, say
+from halter.app.talking import Speaking, attend, begin, reopen, say
 from halter.app.thinking import models_of
 from halter.brain.loop import NOBODY, Watching
 from halter.brain.running import Waits
@@ -277,13 +277,11 @@ class Agent:
 
 async def _spoken_to(speaking: Speaking, message: str, session: str, new: str, kind: SessionKind) -> str:
     """Say something to a session that there is, or begin one with it; what was begun before is not begun again."""
-    if session:
-        await reopen(speaking, session)
-        await say(speaking, session, message)
-        return session
-    if new and await is_begun(speaking, new):
-        return new
-    return await begin(speaking, message, kind, new)
+    if not session:
+        return await begin(speaking, message, kind, new)
+    await reopen(speaking, session)
+    await say(speaking, session, message)
+    return session
 
 
 def _demand_known(options: AgentOptions) -> None:

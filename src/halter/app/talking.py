@@ -17,6 +17,7 @@ from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId
+from halter.core.mind import REFLEX, SCRIPTED
 from halter.core.ports import Lease, Query, kept
 from halter.core.rows import SessionRow
 from halter.core.spec import Phase
@@ -68,15 +69,16 @@ class Speaking(msgspec.Struct, frozen=True):
                 raise ConfigError(f"Halter itself gives every agent a tool {name}: give your own another name.")
 
     def gatehouse(self) -> Gatehouse:
-        """Make the doors of the agent's sessions."""
+        """Make the doors of the agent's sessions. Rules and scripts foresee nothing, unless they are told to."""
         mind = self.agent.read.mind
-        foresees = mind.model_for.get("simulation") or mind.model
+        own = "" if mind.model.partition(":")[0] in (REFLEX, SCRIPTED) else mind.model
+        foresees = mind.model_for.get("simulation") or own
         model = self.models.named(foresees) if foresees else None
         return gatehouse_for(self.app, self.agent.policy, self.agent.secrets, model)
 
 
 async def begin(speaking: Speaking, text: str, kind: SessionKind, session: str = "") -> SessionId:
-    """Start a session; what it is given opens its first turn."""
+    """Start a session; what it is given opens its first turn. One that was started before stays as it is."""
     if kind == "task" and not text.strip():
         raise ConfigError(NOTHING_SAID)
     speaking.demand_model()
@@ -115,12 +117,6 @@ async def reopen(speaking: Speaking, session: str) -> None:
         raise ConfigError(f"Session {session} is over ({row.state}, {row.terminal_reason}) and cannot go on.")
 
 
-async def is_begun(speaking: Speaking, session: str) -> bool:
-    """Tell whether there is a session of that id."""
-    rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))
-    return bool(rows) and rows[0].started_at > 0
-
-
 async def row_of(speaking: Speaking, session: str) -> SessionRow:
     """Find a session of this agent."""
     rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))
@@ -144,6 +140,10 @@ async def attend(
     With an `answer`, a tool, the session ends when the model has called it.
     """
     row = await row_of(speaking, session)
+    if row.ended_at is not None:
+        raise ConfigError(
+            f"Session {session} is over ({row.state}, {row.terminal_reason}): resume it, if it may go on."
+        )
     lease = await _lease(speaking, session)
     app, store, agent = speaking.app, speaking.store, speaking.agent
     more = [*verbs(store, session, row.kind), *([answer] if answer else [])]

@@ -102,11 +102,15 @@ def next_step(turn: Turn, rules: Rules, now: int, *, near_budget: bool = False, 
     if stopped is not None:
         return stopped
     if late:
-        return Finish("timed_out", f"The turn took longer than it may, which is {rules.timeout // SECOND} seconds.")
+        most = _counted(rules.timeout // SECOND, "second")
+        return Finish("timed_out", f"The turn took longer than it may, which is {most}.")
     if turn.steps >= rules.max_steps:
-        taken = "1 step" if turn.steps == 1 else f"{turn.steps} steps"
-        return Finish("max_steps", f"The turn took {taken}, which is the most that it may take.")
+        return Finish("max_steps", f"The turn took {_counted(turn.steps, 'step')}, which is the most that it may take.")
     return _going_on(turn, rules, near_budget=near_budget, chance=chance)
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"1 {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _with_calls(turn: Turn, *, late: bool) -> Step:

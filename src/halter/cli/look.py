@@ -11,6 +11,7 @@ from halter.app import App
 from halter.cli.answer import answer_json, answer_table
 from halter.cli.command import JsonOption, StoreOption, with_app
 from halter.cli.named import MOST, SessionArgument, all_events, session_meant
+from halter.cli.told import in_words, told
 from halter.core.clock import SECOND
 from halter.core.durations import shown_duration
 from halter.core.ids import session_stream
@@ -55,10 +56,9 @@ def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOp
     if as_json:
         answer_json([as_object(stored) for stored in events])
         return
-    rows = [[str(e.seq), written(e.at), e.kind, from_body(e.facts), _said(e)] for e in events]
-    answer_table(
-        f"Session {events[0].stream}", ["#", "when", "what", "facts", "said"], rows, right="#", long="facts said"
-    )
+    rows = [[str(e.seq), written(e.at), e.kind, told(e.event), _said(e)] for e in events]
+    name = events[0].stream.partition(":")[2]
+    answer_table(f"Session {name}", ["#", "when", "what", "about", "said"], rows, right="#", long="about said")
 
 
 async def _events(app: App, session: str) -> list[Stored]:
@@ -85,7 +85,9 @@ def as_object(stored: Stored) -> dict[str, object]:
 def _said(stored: Stored) -> str:
     if stored.erased:
         return "(erased)"
-    return f"(blob {stored.blob[:12]}…)" if stored.blob else from_body(stored.body or b"")
+    if stored.blob:
+        return f"(blob {stored.blob[:12]}…)"
+    return in_words(stored.event, stored.body or b"")
 
 
 def written(at: int) -> str:

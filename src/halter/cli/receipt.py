@@ -9,7 +9,7 @@ from halter.cli.look import written
 from halter.cli.named import SessionArgument, all_events, session_meant
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.money import shown
-from halter.state.receipt import Brake, Decision, Line, Receipt
+from halter.state.receipt import Brake, Decision, Line, Receipt, TurnLine
 from halter.state.receipt import receipt as receipt_of
 
 
@@ -25,6 +25,7 @@ def receipt(session: SessionArgument, *, store: StoreOption = None, as_json: Jso
         answer_json(made)
         return
     answer_block(f"Receipt of {made.session}", _summary(made))
+    _show_turns(made.turns)
     _show_work(made)
     _show_brakes(made.brakes)
     _show_decisions(made.decisions)
@@ -69,6 +70,15 @@ def _heard(made: Receipt) -> list[str]:
         who = f"{one.cause} from {one.sender} ({one.origin}, {_trust(trusted=one.trusted)})"
         times[who] = times.get(who, 0) + 1
     return [who if count == 1 else f"{who} × {count}" for who, count in times.items()]
+
+
+def _show_turns(turns: Sequence[TurnLine]) -> None:
+    if turns:
+        rows = [
+            [str(one.turn), written(one.started_at), str(one.steps), one.why or "not yet", one.sentence]
+            for one in turns
+        ]
+        answer_table("Turns", ["turn", "began", "steps", "ended", "why"], rows, right="turn steps", long="why")
 
 
 def _show_work(made: Receipt) -> None:

@@ -2,9 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -20,12 +21,13 @@ from halter.cli.waiting import meant, waiting
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, may_decide, new_worker, session_stream
 from halter.core.money import shown
-from halter.core.vocabulary import State
+from halter.core.vocabulary import State, Verdict
 from halter.guard.approvals import decide
 from halter.guard.chokepoint import NeedsPerson
 
 AGENT_FILE: Final = "agent.yaml"
 LEAVE: Final = frozenset(("/quit", "/exit", "/q"))
+ANSWERS: Final[Mapping[str, Verdict]] = {"y": "approve", "yes": "approve", "n": "deny", "no": "deny"}
 
 AgentArgument = Annotated[Path, typer.Argument(metavar="AGENT", help="An agent's folder.")]
 ResumeOption = Annotated[
@@ -59,10 +61,11 @@ def run(
             try:
                 return await _attended(speaking, session, screen)
             except asyncio.CancelledError:
-                warn(f"It can go on where it stands: halter run {agent} --resume {session}")
+                screen.end_line()
+                warn(f"It can go on where it stands: halter run {quote(str(agent))} --resume {session}")
                 raise
 
-    result = with_app(store, job, new=True)
+    result = with_app(store, job, new=True, following=True)
     _tell(result, agent, as_json=as_json)
     if not result.ok:
         raise typer.Exit(NOT_FINE)
@@ -83,11 +86,10 @@ def chat(
 
 
 async def _chat(app: App, folder: Path, resume: str, *, as_json: bool) -> None:
-    from halter.app.talking import begin
-    from halter.app.talking import say as tell
-
+    """Talk line by line. A session begins with its first line: who says nothing leaves nothing behind."""
     async with _speaking(app, folder) as speaking, Lines(prompt="" if as_json else "you> ") as lines:
-        session = await (_again(app, speaking, resume, "") if resume else begin(speaking, "", "chat"))
+        session = await _again(app, speaking, resume, "") if resume else SessionId(app.ids.new())
+        begun = bool(resume)
         if not as_json:
             say(f"Session {session}, with {speaking.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True)
         try:
@@ -95,12 +97,25 @@ async def _chat(app: App, folder: Path, resume: str, *, as_json: bool) -> None:
                 if line.strip() in LEAVE:
                     break
                 if line.strip():
-                    await tell(speaking, session, line)
+                    await _told(speaking, session, line, begun=begun)
+                    begun = True
                     if not await _answered(app, speaking, session, lines, as_json=as_json):
                         return
         finally:
-            if not as_json:
-                warn(f"You can go on with it: halter chat {folder} --resume {session}", "dim")
+            if lines.asking:
+                say("", at_once=True)
+            if begun and not as_json:
+                warn(f"You can go on with it: halter chat {quote(str(folder))} --resume {session}", "dim")
+
+
+async def _told(speaking: Any, session: SessionId, line: str, *, begun: bool) -> None:
+    from halter.app.talking import begin
+    from halter.app.talking import say as tell
+
+    if begun:
+        await tell(speaking, session, line)
+    else:
+        await begin(speaking, line, "chat", session)
 
 
 async def _answered(app: App, speaking: Any, session: SessionId, lines: Lines, *, as_json: bool) -> bool:
@@ -128,22 +143,30 @@ class _Asking:
         self._lines = lines
         self._screen = screen
         self._asking: list[asyncio.Task[None]] = []
+        self._turn = asyncio.Lock()
 
     def waits(self, asked: NeedsPerson, state: State) -> None:
         """Ask here, if there is a person; a cap is not raised by a plain yes."""
-        self._screen.waits(asked, state)
         if state == "WAITING_FOR_APPROVAL" and self._lines.by_hand and may_decide(self._app.settings.person):
             self._asking.append(asyncio.create_task(self._ask(asked)))
+        else:
+            self._screen.waits(asked, state)
 
     async def _ask(self, asked: NeedsPerson) -> None:
-        found = meant(await waiting(self._app), asked.decision)
-        warn(f"  {found.shown}")
-        word = (await self._lines.ask("  approve? [y/n] ")).strip().lower()
-        if word not in {"y", "yes", "n", "no"}:
-            warn("  It waits on; decide with halter approve or halter deny.")
-            return
-        verdict = "approve" if word.startswith("y") else "deny"
-        await self._app.store.commit(decide(found, verdict, self._app.settings.person, self._app.ids.new()))
+        async with self._turn:
+            self._screen.end_line()
+            found = meant(await waiting(self._app), asked.decision)
+            for line in found.shown.splitlines():
+                warn(f"  {line}")
+            word: str | None = ""
+            while word is not None and word not in ANSWERS:
+                word = await self._lines.ask("  approve? [y/n] ")
+                word = None if word is None else word.strip().lower()
+            if word is None:
+                self._screen.waits(asked, "WAITING_FOR_APPROVAL")
+                return
+            person = self._app.settings.person
+            await self._app.store.commit(decide(found, ANSWERS[word], person, self._app.ids.new()))
 
     async def end(self) -> None:
         """Stop asking."""
@@ -205,7 +228,7 @@ def _tell(result: Any, agent: Path, *, as_json: bool) -> None:
         return
     if result.question:
         say(f"? {result.question}")
-        warn(f'Answer it: halter run {agent} --resume {result.session} "your answer"', "dim")
+        warn(f'Answer it: halter run {quote(str(agent))} --resume {result.session} "your answer"', "dim")
     elif not result.ok:
         warn(f"{result.state}: {result.terminal_reason or 'the turn ended early'}. {result.sentence}".strip())
     warn(f"{result.state}, {shown(result.receipt.cost_usd)}. Its receipt: halter receipt {result.session}", "dim")

@@ -1,5 +1,9 @@
 """An event in a few words: what matters in it for somebody who watches."""
 
+from collections.abc import Sequence
+
+import msgspec
+
 from halter.core.durations import shown_duration
 from halter.core.events import (
     AnyEvent,
@@ -32,6 +36,7 @@ from halter.core.events import (
     Unknown,
     WakePosted,
 )
+from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult
 from halter.core.money import Charge, Leg, shown
 from halter.core.text import from_body, shorten
 
@@ -41,6 +46,27 @@ WIDEST = 200
 def told(event: AnyEvent | Unknown) -> str:
     """Say what an event is about."""
     return shorten(" ".join(_told(event).split()), WIDEST)
+
+
+def in_words(event: AnyEvent | Unknown, body: bytes) -> str:
+    """Say what was said with an event: of a message and of an answer its words, and the calls that it asks for."""
+    try:
+        match event:
+            case TurnStarted():
+                return _parts(msgspec.json.decode(body, type=Message).parts)
+            case RequestSettled(outcome="ok"):
+                return _parts(msgspec.json.decode(body, type=Reply).parts)
+            case RequestStarted():
+                return ""
+            case _:
+                return from_body(body)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return from_body(body)
+
+
+def _parts(parts: Sequence[Text | ToolCall | ToolResult]) -> str:
+    words = [f"{part.tool} {part.arguments}" if isinstance(part, ToolCall) else part.text for part in parts]
+    return "\n".join(word for word in words if word)
 
 
 def _told(event: AnyEvent | Unknown) -> str:
@@ -82,13 +108,13 @@ def _of_a_turn(event: SessionResumed | TurnStarted | MessageAdded | ContextCut |
         case SessionResumed():
             return f"by {event.by}"
         case TurnStarted():
-            return f"turn {event.turn}"
+            return f"turn {event.turn} begins"
         case MessageAdded():
             return f"to the model, because of {event.reason}"
         case ContextCut():
             return f"messages before {event.through} are left out ({event.strategy})"
         case TurnEnded():
-            return f"turn {event.turn}: {event.why} {event.sentence}"
+            return f"turn {event.turn}, {event.why}{_because(event.sentence)}"
 
 
 def _of_work(

@@ -6,7 +6,7 @@ that, a receipt tells of an answer only what the session made of it.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -23,8 +23,11 @@ from halter.core.events import (
     RequestStarted,
     SessionEnded,
     SessionParked,
+    SessionResumed,
     SessionStarted,
     SessionWoken,
+    TurnEnded,
+    TurnStarted,
     Unknown,
     WakePosted,
 )
@@ -101,6 +104,17 @@ class Decision(msgspec.Struct, frozen=True):
     used: bool = False
 
 
+class TurnLine(msgspec.Struct, frozen=True):
+    """One turn: how many answers of a model it took, and why it ended; without a reason it has not ended."""
+
+    turn: int
+    started_at: int
+    ended_at: int | None = None
+    steps: int = 0
+    why: str = ""
+    sentence: str = ""
+
+
 class Heard(msgspec.Struct, frozen=True):
     """Something that reached the session from outside: where it came from, and whether it is trusted."""
 
@@ -137,6 +151,7 @@ class Receipt(msgspec.Struct, frozen=True):
     spent: Mapping[str, int] = {}
     calls: tuple[Line, ...] = ()
     requests: tuple[Line, ...] = ()
+    turns: tuple[TurnLine, ...] = ()
     passed: Mapping[str, int] = {}
     brakes: tuple[Brake, ...] = ()
     decisions: tuple[Decision, ...] = ()
@@ -169,6 +184,7 @@ def receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Receipt:
             case RequestSettled(request=request, usage=usage) as done:
                 line = _settled(requests[request], stored, done.outcome, done.charge, done.error)
                 requests[request] = msgspec.structs.replace(line, usage=usage)
+                made = _stepped(made, line)
             case _:
                 made = _other(made, stored)
     return _answered(_summed(made, tuple(calls.values()), tuple(requests.values())), inbox)
@@ -257,6 +273,12 @@ def _other(made: Receipt, stored: Stored) -> Receipt:
             return msgspec.structs.replace(
                 made, state=event.state, terminal_reason=event.terminal_reason, ended_at=stored.at
             )
+        case SessionResumed():
+            return msgspec.structs.replace(made, state="RUNNING", terminal_reason="", ended_at=None)
+        case TurnStarted():
+            return msgspec.structs.replace(made, turns=(*made.turns, TurnLine(event.turn, stored.at)))
+        case TurnEnded():
+            return _last_turn(made, ended_at=stored.at, why=event.why, sentence=event.sentence)
         case CostCapReached():
             brake = Brake(event.KIND, stored.at, event.refused, event.name, event.scope, event.window)
             return msgspec.structs.replace(made, brakes=(*made.brakes, brake))
@@ -274,6 +296,20 @@ def _other(made: Receipt, stored: Stored) -> Receipt:
             return msgspec.structs.replace(made, unknown=made.unknown + 1)
         case _:
             return made
+
+
+def _stepped(made: Receipt, line: Line) -> Receipt:
+    """Count an answer as a step of the turn that asked for it."""
+    if not made.turns or line.purpose != "turn" or line.outcome != "ok":
+        return made
+    return _last_turn(made, steps=made.turns[-1].steps + 1)
+
+
+def _last_turn(made: Receipt, **facts: Any) -> Receipt:
+    """Note something of the turn that is open."""
+    if not made.turns:
+        return made
+    return msgspec.structs.replace(made, turns=(*made.turns[:-1], msgspec.structs.replace(made.turns[-1], **facts)))
 
 
 def _started(made: Receipt, at: int, event: SessionStarted) -> Receipt:

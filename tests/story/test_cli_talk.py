@@ -1,0 +1,314 @@
+"""`halter run` and `halter chat` as a person types them: in a pipe, at a terminal, and with a finger on Ctrl-C."""
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halter.config.trust import Trust, folder_digest
+
+REPLIES = """\
+- text: I look.
+  calls: [{tool: look, arguments: {at: "the 雪 ☃"}}]
+- text: All is well.
+"""
+TOOLS = '''\
+from halter import tool
+
+
+@tool(level="SAFE", effect="read")
+async def look(at: str = "") -> str:
+    """Look."""
+    return f"nothing at {at}"
+
+
+@tool(level="RESTRICTED")
+async def wipe(path: str) -> str:
+    """Wipe a file."""
+    return f"wiped {path}"
+'''
+
+
+class Person:
+    """Somebody with a home folder of their own, and an agent in it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.agent = home / "my desk"
+        self.environ = {
+            **os.environ,
+            "HOME": str(home),
+            "XDG_CONFIG_HOME": str(home / "config"),
+            "XDG_STATE_HOME": str(home / "state"),
+            "HALTER_PERSON": "ada",
+            "COLUMNS": "200",
+            "TERM": "dumb",
+        }
+
+    def writes(self, replies: str = REPLIES, more: str = "") -> None:
+        """Write the agent, and trust it."""
+        self.agent.mkdir(exist_ok=True)
+        (self.agent / "agent.yaml").write_text(f"name: desk\nmodel: scripted\nscript: replies.yaml\n{more}")
+        (self.agent / "replies.yaml").write_text(replies)
+        (self.agent / "tools.py").write_text(TOOLS)
+        trust = Trust(self.home / "config" / "halter" / "trust.json")
+        trust.trust(self.agent, folder_digest(self.agent), "ada", 0)
+
+    def begins(self, *words: str, **more: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "halter", *words]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+        return subprocess.Popen(command, env=self.environ, cwd=self.home, preexec_fn=heeding, **pipes)  # noqa: PLW1509 There are no threads here.
+
+    def types(self, *words: str, given: bytes = b"") -> tuple[int, str, str]:
+        with self.begins(*words) as program:
+            said, beside = program.communicate(given, timeout=60)
+        assert b"Traceback" not in beside, beside.decode()
+        return program.returncode, said.decode(), beside.decode()
+
+    def looks(self, *words: str) -> Any:
+        return json.loads(self.types(*words, "--json")[1])
+
+
+def heeding() -> None:
+    """Hear Ctrl-C, also where the tests themselves run in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.fixture
+def ada(tmp_path: Path) -> Person:
+    person = Person(tmp_path)
+    person.writes()
+    return person
+
+
+def test_the_answer_goes_to_standard_output_and_all_else_beside_it(ada: Person) -> None:
+    code, said, beside = ada.types("run", str(ada.agent), "look around")
+    assert (code, said) == (0, "I look.\nAll is well.\n")
+    (session,) = ada.looks("sessions")
+    assert beside.splitlines() == [
+        f"Session {session['session']}",
+        '  ok       look {"at":"the 雪 ☃"}  nothing at the 雪 ☃',
+        f"COMPLETED, $0.00. Its receipt: halter receipt {session['session']}",
+    ]
+
+
+def test_what_was_said_can_be_read_in_words(ada: Person) -> None:
+    ada.types("run", str(ada.agent), "look around")
+    (session,) = ada.looks("sessions")
+    shown = ada.types("show", session["session"])[1]
+    for words in ("turn 1 begins", "look around", 'look {"at":"the 雪 ☃"}', "turn 1, ended", "COMPLETED, completed"):
+        assert words in shown
+    assert '"part"' not in shown
+
+
+def test_programs_get_one_object_and_nothing_beside_it(ada: Person) -> None:
+    code, said, beside = ada.types("run", str(ada.agent), "-", "--json", given=b"look around\n")
+    assert (code, beside) == (0, "")
+    answer = json.loads(said)
+    told = [answer[key] for key in ("state", "terminal_reason", "ok", "text", "steps", "calls", "cost_usd")]
+    assert told == ["COMPLETED", "completed", True, "All is well.", 2, 1, 0]
+
+
+def test_a_run_that_comes_to_a_bad_end_leaves_with_one_and_goes_on_later(ada: Person) -> None:
+    ada.writes("- fails: {kind: Rejected, message: The machine is on fire.}\n")
+    code, said, beside = ada.types("run", str(ada.agent), "look")
+    assert (code, said) == (1, "")
+    assert "ERROR: model_error. Rejected: The machine is on fire." in beside
+    (session,) = ada.looks("sessions")
+    ada.writes("- text: Better now.\n")
+    code, said, _ = ada.types("run", str(ada.agent), "--resume", session["session"][:20])
+    assert (code, said) == (0, "Better now.\n")
+    made = ada.looks("receipt", session["session"])
+    turns = [(turn["turn"], turn["why"], turn["steps"]) for turn in made["turns"]]
+    assert turns == [(1, "model_error", 0), (2, "ended", 1)]
+    shown = ada.types("receipt", session["session"])[1]
+    assert "Turns" in shown
+    assert "Rejected: The machine is on fire." in shown
+
+
+def test_a_question_is_printed_with_how_to_answer_it(ada: Person) -> None:
+    ada.writes("- calls: [{tool: ask_user, arguments: {question: Which desk?}}]\n")
+    code, said, beside = ada.types("run", str(ada.agent), "tidy up")
+    assert (code, said) == (0, "? Which desk?\n")
+    (session,) = ada.looks("sessions")
+    assert f"Answer it: halter run '{ada.agent}' --resume {session['session']} \"your answer\"" in beside
+    ada.writes("- {when: left, text: The left one it is.}\n")
+    code, said, _ = ada.types("run", str(ada.agent), "--resume", session["session"], "the left one")
+    assert (code, said) == (0, "The left one it is.\n")
+
+
+GROWING = "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+BOMB = f"name: desk\nmodel: reflex\na: &a [x, x]\n{GROWING}"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("run", "nowhere", "hello"), 2, "There is no agent.yaml in nowhere: name an agent's folder, or make one with"),
+        (("run", "my desk", ""), 2, 'There is nothing to do: say it, as in halter run FOLDER "message".'),
+        (("run", "my desk", "  \n"), 2, "There is nothing to do"),
+        (("run", "my desk", "--resume", "nosuch"), 2, "No session begins with 'nosuch'"),
+        (("chat", "nowhere"), 2, "There is no agent.yaml in nowhere"),
+        (("run", "bomb", "hello"), 3, "bomb/agent.yaml line 3: anchors (`&name`) are not understood"),
+        (("run", "untrusted", "hello"), 3, "halter trust untrusted"),
+        (("run", "mindless", "hello"), 3, "mindless has no model, so it cannot think"),
+        (("run", "keyless", "hello"), 3, "needs a key: set ANTHROPIC_API_KEY"),
+        (("run", "scriptless", "hello"), 3, "agent.yaml line 3: `script` names `gone.yaml`, which is missing"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence_and_a_code(ada: Person, words: Sequence[str], code: int, sentence: str) -> None:
+    files = {
+        "bomb": BOMB,
+        "untrusted": "name: u\nmodel: reflex\nreflex: [{say: hi}]\n",
+        "mindless": "name: mindless\n",
+        "keyless": "name: k\nmodel: anthropic:claude-sonnet-4-5\n",
+        "scriptless": "name: s\nmodel: scripted\nscript: gone.yaml\n",
+    }
+    for name, text in files.items():
+        (ada.home / name).mkdir()
+        (ada.home / name / "agent.yaml").write_text(text)
+    (ada.home / "untrusted" / "tools.py").write_text(TOOLS)
+    ada.environ.pop("ANTHROPIC_API_KEY", None)
+    left, said, beside = ada.types(*words)
+    assert (left, said) == (code, ""), beside
+    assert sentence in beside
+
+
+def test_a_message_that_no_model_could_read_is_said_to_be_too_large(ada: Person) -> None:
+    code, said, beside = ada.types("run", str(ada.agent), "-", given=b"all work and no play " * 250_000)
+    assert (code, said) == (1, "")
+    assert "ERROR: model_error. TooLarge: what the model has to be told has about 5,2" in beside
+    assert len(beside) < 1000
+
+
+def test_an_interrupted_run_says_how_it_goes_on_and_does(ada: Person) -> None:
+    ada.writes("- {text: never, takes: 600s}\n")
+    with ada.begins("run", str(ada.agent), "look") as program:
+        assert program.stderr is not None
+        session = program.stderr.readline().decode().split()[1]
+        until(lambda: any(e["kind"] == "request_started" for e in ada.looks("show", session)))
+        program.send_signal(signal.SIGINT)
+        said, beside = program.communicate(timeout=30)
+    assert (program.returncode, said) == (130, b"")
+    assert f"It can go on where it stands: halter run '{ada.agent}' --resume {session}" in beside.decode()
+    ada.writes("- text: Here I am.\n")
+    assert ada.types("run", str(ada.agent), "--resume", session)[:2] == (0, "Here I am.\n")
+
+
+def test_lines_in_a_pipe_are_a_chat(ada: Person) -> None:
+    ada.writes("- {when: hello, text: Hello.}\n- {when: bye, text: Good bye.}\n")
+    code, said, beside = ada.types("chat", str(ada.agent), given="hello ☃\n\nbye\n/quit\nnot said\n".encode())
+    (session,) = ada.looks("sessions")
+    assert code == 0
+    assert said == f"Session {session['session']}, with desk. Ctrl-D or /quit leaves.\nHello.\nGood bye.\n"
+    assert f"--resume {session['session']}" in beside
+    lines = ada.types("chat", str(ada.agent), "--resume", session["session"], "--json", given=b"hello again")[1]
+    assert [json.loads(line)["text"] for line in lines.splitlines()] == ["Hello."]
+
+
+def test_a_pipe_that_stays_open_does_not_keep_an_interrupted_chat(ada: Person) -> None:
+    with ada.begins("chat", str(ada.agent)) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline().startswith(b"Session ")
+        program.send_signal(signal.SIGINT)
+        assert program.wait(timeout=30) == 130
+
+
+class Terminal:
+    """A real terminal, with a program in it."""
+
+    def __init__(self, person: Person, *words: str) -> None:
+        self.keys, self.screen = pty.openpty()
+        self.before = termios.tcgetattr(self.screen)
+
+        def own() -> None:
+            heeding()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        command = [sys.executable, "-m", "halter", *words]
+        pipes: dict[str, Any] = {"stdin": self.screen, "stdout": self.screen, "stderr": self.screen}
+        pipes |= {"env": person.environ, "cwd": person.home, "start_new_session": True}
+        self.program = subprocess.Popen(command, preexec_fn=own, **pipes)  # noqa: PLW1509 There are no threads here.
+        self.seen = ""
+
+    def until(self, text: str) -> str:
+        """Wait for a text, and tell what was shown up to there; it is not looked at again."""
+        deadline = time.monotonic() + 30
+        while text not in self.seen:
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self.keys], [], [], 0.2)[0]:
+                self.seen += os.read(self.keys, 10_000).decode(errors="replace")
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+    def types(self, keys: str) -> None:
+        os.write(self.keys, keys.encode())
+
+    def leaves(self) -> int:
+        """Wait for the end; the terminal is then as it was."""
+        code = self.program.wait(timeout=30)
+        after = termios.tcgetattr(self.screen)
+        assert (after[0], after[3]) == (self.before[0], self.before[3])
+        os.close(self.screen)
+        os.close(self.keys)
+        return code
+
+
+def test_a_person_at_a_terminal_says_yes_and_no_in_place(ada: Person) -> None:
+    ada.writes(
+        "- calls: [{tool: wipe, arguments: {path: old.txt}}]\n- text: It is gone.\n"
+        "- calls: [{tool: wipe, arguments: {path: new.txt}}]\n- text: It is still there.\n"
+    )
+    terminal = Terminal(ada, "chat", str(ada.agent))
+    terminal.until("you> ")
+    terminal.types("wipe the old one\n")
+    assert 'wipe {"path":"old.txt"}' in terminal.until("approve? [y/n] ")
+    terminal.types("perhaps\n")
+    terminal.until("approve? [y/n] ")
+    terminal.types("y\n")
+    assert "wiped old.txt" in terminal.until("It is gone.")
+    terminal.until("you> ")
+    terminal.types("and the new one\n")
+    terminal.until("approve? [y/n] ")
+    terminal.types("n\n")
+    assert "ada said no." in terminal.until("It is still there.")
+    terminal.until("you> ")
+    terminal.types("\x04")
+    terminal.until("You can go on with it")
+    assert terminal.leaves() == 0
+    rows = ada.looks("audit")
+    assert sorted(row["outcome"] for row in rows) == ["approval_denied", "ok"]
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was_at_the_prompt_and_in_a_turn(ada: Person) -> None:
+    ada.writes("- {text: never, takes: 600s}\n")
+    for said in ("", "go\n"):
+        terminal = Terminal(ada, "chat", str(ada.agent))
+        terminal.until("you> ")
+        terminal.types(said)
+        if said:
+            until(lambda: ada.looks("sessions"))
+            newest = ada.looks("sessions")[0]["session"]
+            until(lambda newest=newest: any(e["kind"] == "request_started" for e in ada.looks("show", newest)))
+        os.killpg(terminal.program.pid, signal.SIGINT)
+        if said:
+            terminal.until("You can go on with it")
+        assert terminal.leaves() == 130
+    assert len(ada.looks("sessions")) == 1
+
+
+def until(holds: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline

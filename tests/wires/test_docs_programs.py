@@ -1,0 +1,61 @@
+"""Every example of the page about programs runs as it stands there, against a provider on this machine."""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "programs.md").read_text("utf-8")
+EXAMPLES = dict(re.findall(r"^## ([^\n]+)\n+```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
+OWN = re.search(r"## (Tests of your own agents)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def calls(tool: str, arguments: str) -> Callable[[Any], None]:
+    return lambda provider: provider.says("", calls=(("a", tool, (arguments,)),))
+
+
+def says(*text: str, **more: Any) -> Callable[[Any], None]:
+    return lambda provider: provider.says(*text, **more)
+
+
+TOLD = {
+    "Run": ([calls("weather", '{"city":"Oslo"}'), says("Yes, it rains.")], "COMPLETED Yes, it rains.\n"),
+    "Answers in a form": ([calls("final_answer", '{"value":{"city":"Oslo","rain_mm":12}}')], "12.0\n"),
+    "What tools depend on": ([calls("find", '{"letter":"m"}'), says("Momo.")], "Momo.\n"),
+    "Streams": ([says("Once ", "upon a time.")], "Once upon a time.\nWAITING_FOR_INPUT\n"),
+    "Going on": ([calls("ask_user", '{"question":"Which one?"}'), says("It is tidy.")], "It is tidy.\n"),
+}
+
+
+def test_every_example_is_run() -> None:
+    assert OWN is not None
+    assert set(EXAMPLES) == set(TOLD)
+    assert PAGE.count("```python") == len(TOLD) + 1
+
+
+async def ran(program: str, folder: Path, address: str = "") -> str:
+    environ = {**os.environ, "HOME": str(folder), "ANTHROPIC_API_KEY": "made-up", "ANTHROPIC_BASE_URL": address}
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    running = await asyncio.create_subprocess_exec(sys.executable, "-c", program, cwd=folder, env=environ, **pipes)
+    said, complained = await running.communicate()
+    assert running.returncode == 0, complained.decode()
+    return said.decode()
+
+
+@pytest.mark.parametrize("title", TOLD)
+async def test_an_example_does_what_the_page_says(title: str, provider: Any, tmp_path: Path) -> None:
+    replies, expected = TOLD[title]
+    for reply in replies:
+        reply(provider)
+        provider.then()
+    assert await ran(EXAMPLES[title], tmp_path, f"http://127.0.0.1:{provider.port}") == expected
+
+
+async def test_an_agent_can_be_tested_without_a_provider(tmp_path: Path) -> None:
+    assert OWN is not None
+    assert await ran(OWN[2], tmp_path) == ""

@@ -1,0 +1,204 @@
+"""Whole runs over a real socket: whatever a provider does, the answer is right, and every attempt is paid for once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import Bench, finished, shown
+
+from halter import Agent, Result, StreamChunk
+from halter.core.clock import SystemClock
+
+ADDRESS = {"openai": "/v1", "anthropic": ""}
+PRICE = {"price": {"input": 2, "cache_read": 0.5, "output": 10}}
+
+
+class Desk:
+    """An agent whose models are reached over one wire, and whoever listens to it."""
+
+    def __init__(self, folder: Path, wire: str, provider: Any) -> None:
+        self.bench = Bench(folder)
+        self.provider = provider
+        self.wire = wire
+        self.chunks: list[StreamChunk] = []
+        self.read: list[str] = []
+
+    def agent(self, **more: Any) -> Agent:
+        place = {"wire": self.wire, "base_url": f"http://127.0.0.1:{self.provider.port}{ADDRESS[self.wire]}"}
+        provider = {**place, "api_key": "${secret:MADE_UP}"}
+        agent = self.bench.agent(
+            model="mine:big",
+            providers={"mine": provider},
+            secrets={"MADE_UP": self.provider.key},
+            fleet={"models": {"mine:big": PRICE, "mine:small": PRICE}},
+            **more,
+        )
+
+        @agent.tool(level="SAFE", effect="read")
+        async def read_file(path: str) -> str:
+            """Read a file."""
+            self.read.append(path)
+            return f"{path} is empty"
+
+        return agent
+
+    async def run(self, **more: Any) -> Result[str]:
+        """Run a task as a stream; whatever happens, its money adds up and each attempt ends once."""
+        result = None
+        async for item in self.agent(**more).stream("What is in app.log?", kind="task"):
+            if isinstance(item, StreamChunk):
+                self.chunks.append(item)
+            else:
+                result = item
+        assert result is not None
+        finished(self.chunks)
+        self.bench.balanced(result)
+        return result
+
+    @property
+    def attempts(self) -> list[tuple[str, str, str]]:
+        settled = {one["request"]: one for one in self.bench.facts("request_settled")}
+        started = self.bench.facts("request_started")
+        return [
+            (one["model"], settled[one["request"]]["outcome"], settled[one["request"]].get("error", "").split(":")[0])
+            for one in started
+        ]
+
+
+@pytest.fixture(params=["openai", "anthropic"])
+def wire(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def run(tmp_path: Path, wire: str, provider: Any) -> Desk:
+    return Desk(tmp_path, wire, provider)
+
+
+async def test_a_tool_is_called_and_the_answer_streams(run: Desk) -> None:
+    run.provider.says("I look.", calls=(("a", "read_file", ('{"path":', '"app.log"}')),))
+    run.provider.then()
+    run.provider.says("Nothing ", "is in it.")
+    result = await run.run()
+    assert (result.state, result.text, run.read) == ("COMPLETED", "Nothing is in it.", ["app.log"])
+    assert shown(run.chunks) == "I look.Nothing is in it."
+    assert (result.usage.input_tokens, result.usage.output_tokens, result.usage.cache_read_tokens) == (200, 40, 80)
+    assert result.receipt.cost_usd == 2 * (60 * 2 + 40 // 2 + 20 * 10)
+    assert run.provider.asked[0].body["stream"] is True
+
+
+async def test_the_same_without_a_stream(run: Desk) -> None:
+    run.provider.says("", calls=(("a", "read_file", ('{"path":"app.log"}',)),))
+    run.provider.then()
+    run.provider.says("Nothing is in it.")
+    result = await run.agent().run("What is in app.log?")
+    run.bench.balanced(result)
+    assert (result.state, result.text, run.read) == ("COMPLETED", "Nothing is in it.", ["app.log"])
+    assert not run.provider.asked[0].body.get("stream")
+
+
+async def test_too_many_requests_are_waited_for_and_cost_nothing(run: Desk) -> None:
+    run.provider.refuses(429, retry_after="1")
+    run.provider.then()
+    run.provider.says("Here.")
+    result = await run.run()
+    assert (result.text, [kind for _, _, kind in run.attempts]) == ("Here.", ["RateLimited", ""])
+    assert result.receipt.requests[0].cost_usd == 0
+
+
+async def test_after_its_retries_a_fallback_is_asked(run: Desk) -> None:
+    run.provider.refuses(500)
+    run.provider.then()
+    run.provider.then()
+    run.provider.says("Here I am.")
+    result = await run.run(fallback_models=["mine:small"], limits={"max_retries": 1})
+    assert result.text == "Here I am."
+    assert [(model, outcome) for model, outcome, _ in run.attempts] == [
+        ("mine:big", "error"),
+        ("mine:big", "error"),
+        ("mine:small", "ok"),
+    ]
+    assert [asked.body["model"] for asked in run.provider.asked] == ["big", "big", "small"]
+
+
+async def test_when_nobody_answers_the_run_ends_with_the_last_error(run: Desk) -> None:
+    run.provider.refuses(500, "The machine is on fire.")
+    result = await run.run(limits={"max_retries": 2})
+    assert (result.ok, result.state, result.terminal_reason) == (False, "ERROR", "model_error")
+    assert "The machine is on fire." in result.sentence
+    assert len(run.attempts) == 3
+
+
+async def test_a_cut_stream_is_taken_back_and_asked_for_again(run: Desk) -> None:
+    run.provider.says("Once upon a ti" * 40, until="text", abort=True)
+    run.provider.then()
+    run.provider.says("Once upon a time.")
+    result = await run.run()
+    assert (result.text, shown(run.chunks)) == ("Once upon a time.", "Once upon a time.")
+    assert any(chunk.discard for chunk in run.chunks)
+    assert result.receipt.requests[0].cost_usd > 0
+    assert len({chunk.request for chunk in run.chunks}) == 2
+
+
+async def test_a_stream_that_ends_politely_in_the_middle_is_no_answer(run: Desk) -> None:
+    run.provider.says("It is perfectly saf", until="text")
+    run.provider.then()
+    run.provider.says("It is perfectly safe to say no.")
+    result = await run.run()
+    assert result.text == shown(run.chunks) == "It is perfectly safe to say no."
+
+
+async def test_a_wrong_key_is_said_at_once_and_not_tried_again(run: Desk) -> None:
+    run.provider.refuses(401, "Your key is not known here.", "authentication_error")
+    result = await run.run()
+    assert (result.state, result.terminal_reason, len(run.attempts)) == ("ERROR", "model_error", 1)
+    assert "Your key is not known here." in result.sentence
+    assert run.provider.key not in result.sentence
+    assert result.cost_usd == 0
+
+
+async def test_a_provider_that_hangs_ends_with_the_turn(run: Desk) -> None:
+    run.provider.says("Wait for", until="text", hang=True)
+    result = await run.run(limits={"timeout": "1s"}, clock=SystemClock(), lease=15)
+    assert (result.state, result.terminal_reason) == ("TIMED_OUT", "timed_out")
+    assert result.sentence == "The turn took longer than it may, which is 1 second."
+    assert [outcome for _, outcome, _ in run.attempts] == ["timeout"]
+    assert result.receipt.cost_usd == result.receipt.held_usd > 0
+
+
+async def test_an_answer_that_cannot_be_read_is_asked_for_again(run: Desk) -> None:
+    run.provider.sends(200, b'{"choices": [{"mess', "text/event-stream")
+    run.provider.then()
+    run.provider.says("Here.")
+    result = await run.run()
+    assert (result.text, len(run.attempts)) == ("Here.", 2)
+
+
+async def test_two_calls_of_one_id_have_two_results(run: Desk) -> None:
+    twice = (("same", "read_file", ('{"path":"a"}',)), ("same", "read_file", ('{"path":"b"}',)))
+    run.provider.says("", calls=twice)
+    run.provider.then()
+    run.provider.says("Both are empty.")
+    result = await run.run()
+    assert (sorted(run.read), result.text) == (["a", "b"], "Both are empty.")
+    assert sorted(line.name for line in result.receipt.calls) == ["read_file", "read_file"]
+    sent = str(run.provider.last["messages"])
+    assert ("a is empty" in sent, "b is empty" in sent) == (True, True)
+
+
+async def test_arguments_that_are_no_json_are_told_to_the_model(run: Desk) -> None:
+    run.provider.says("", calls=(("a", "read_file", ('{"path": ',)),))
+    run.provider.then()
+    run.provider.says("I give up.")
+    result = await run.run()
+    assert (result.text, run.read) == ("I give up.", [])
+    assert result.receipt.calls == ()
+
+
+async def test_an_answer_at_its_longest_is_gone_on_with(run: Desk) -> None:
+    run.provider.says("To be, ", finish="length")
+    run.provider.then()
+    run.provider.says("or not to be.")
+    result = await run.run()
+    assert (result.text, shown(run.chunks)) == ("To be, or not to be.", "To be, or not to be.")
+    assert len(run.attempts) == 2
