@@ -165,6 +165,7 @@ class Story:
         self.loop: Loop | None = None
         self.extra: list[Tool] = []
         self.summarizer: Model | None = None
+        self.simulates: Model | None = None
         self.came: Came | None = None
 
     @property
@@ -190,8 +191,10 @@ class Story:
         async with tended(store, clock, worker):
             lease = await taken(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None, "the session is over, or somebody has it"
-            prices = Prices({str(model.name): self.price for model in self.models})
-            gatehouse = Gatehouse(store, clock, redact=redact, secrets=GivenSecrets({}), prices=prices)
+            asked = [*self.models, *([self.simulates] if self.simulates else [])]
+            prices = Prices({str(model.name): self.price for model in asked})
+            secrets = GivenSecrets({})
+            gatehouse = Gatehouse(store, clock, redact=redact, secrets=secrets, prices=prices, simulates=self.simulates)
             running = Running(store, clock, gatehouse, lease, self.standing(), self.tools(store))
             self.loop = Loop(
                 running,

@@ -1,6 +1,7 @@
 """What nobody meant to happen: crashes at the worst moment, erased pasts, tools and models that do as they like."""
 
 import asyncio
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,15 @@ from halter.core.errors import ConfigError
 from halter.core.messages import Hear, Prompt, Reply, Text
 from halter.core.mind import ContextStrategy, Mind
 from halter.core.tools import Permit
-from halter.core.usage import ModelName
+from halter.core.usage import ModelName, Price
+from halter.guard.approvals import decide, needs_you
 from halter.journal.retention import erase
 from halter.models.scripted import Line, Scripted
 from halter.state import life
 from halter.testing.world import World
 from halter.tools.tool import tool
 from tests.crash.test_loop_crashes import recalled, timeless
-from tests.story.loops import Desk, Story, calls, says
+from tests.story.loops import Desk, Story, calls, says, used
 
 
 async def same_again(world: World, story: Story) -> None:
@@ -121,3 +123,45 @@ async def test_no_tool_may_be_called_like_one_of_halters_own(tmp_path: Path, nam
     agent.tool(Desk().look, name=name)
     with pytest.raises(ConfigError, match=f"gives every agent a tool {name}"):
         await agent.run("Go.")
+
+
+@pytest.mark.parametrize("outputs", [50, 300_000])
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_prediction_is_paid_for_and_told_to_the_model_whoever_takes_the_session_on(
+    world: World, outputs: int, *, restart: bool
+) -> None:
+    lines = [calls(("wipe", {"path": "a"}), usage=used(500, 20)), says("Done.", usage=used(500, 20))]
+    story = Story(world, lines, kind="task")
+    story.price = Price(Decimal(10), Decimal(10))
+    foresees = [says("It will be gone.", usage=used(100, outputs))]
+    story.simulates = Scripted(foresees, world.clock, ModelName("scripted", "m9"))
+    await story.begin("Clean up.")
+    running = world.spawn(attended(story))
+    await world.advance(MINUTE)
+    if restart:
+        await world.restart()
+        running = world.spawn(attended(story))
+        await world.advance(MINUTE)
+    (waiting,) = await needs_you(world.journal)
+    await world.store.commit(decide(waiting, "approve", "ada", "yes"))
+    await running
+    assert story.came is not None
+    assert story.came.terminal_reason == ("overrun" if outputs > 50 else "completed")
+    assert [part.text for part in story.results()] == ["wiped\n\n[ANTICIPATORY SIMULATION] It will be gone."]
+    assert story.loop is not None
+    assert story.loop.spent == (await world.session("s")).spent
+    await same_again(world, story)
+
+
+async def test_calls_that_wait_for_room_do_not_take_longer_than_their_turn_may(world: World) -> None:
+    async def nap(number: int) -> str:
+        await asyncio.sleep(15)
+        return f"nap {number}"
+
+    lines = [calls(*(("nap", {"number": number}) for number in range(25)))]
+    story = Story(world, lines, kind="task", more="limits: {timeout: 20s}")
+    story.extra = [tool(nap, level="SAFE", effect="read")]
+    began = world.now
+    assert (await story.run("Sleep.")).state == "TIMED_OUT"
+    assert world.now - began < 21 * SECOND
+    assert sorted(part.outcome for part in story.results()) == ["ok"] * 10 + ["timeout"] * 15

@@ -101,6 +101,7 @@ class Loop:
     async def recall(self, events: Sequence[Stored]) -> None:
         """Take in everything that happened so far."""
         await self._recalled.take_in(events, self._running.said)
+        self._running.foreseen = self._recalled.foreseen
 
     async def open(self, message: Message, heard: int) -> None:
         """Begin a turn with what the model is told first; the inbox has been read as far as `heard`."""
