@@ -7,16 +7,25 @@ from pathlib import Path
 import pytest
 
 from halter.app.agents import Agent
+from halter.brain.loop import Senses
 from halter.core.clock import MINUTE, SECOND, SystemClock
 from halter.core.errors import ConfigError
+from halter.core.events import RequestStarted
+from halter.core.ids import SessionId, new_worker
+from halter.core.limits import Spender, legs
 from halter.core.messages import Hear, Prompt, Reply, Text
 from halter.core.mind import ContextStrategy, Mind
+from halter.core.ports import Lease
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Price
+from halter.dispatch.tending import taken
 from halter.guard.approvals import decide, needs_you
+from halter.guard.purse import Held, Truth
+from halter.journal.patient import PatientStore
 from halter.journal.retention import erase
 from halter.models.scripted import Line, Scripted
 from halter.state import life
+from halter.state.session import InFlight
 from halter.testing.world import World
 from halter.tools.tool import tool
 from tests.crash.test_loop_crashes import recalled, timeless
@@ -165,3 +174,53 @@ async def test_calls_that_wait_for_room_do_not_take_longer_than_their_turn_may(w
     assert (await story.run("Sleep.")).state == "TIMED_OUT"
     assert world.now - began < 21 * SECOND
     assert sorted(part.outcome for part in story.results()) == ["ok"] * 10 + ["timeout"] * 15
+
+
+async def held_by_others(world: World, story: Story, usd: int) -> tuple[Lease, InFlight]:
+    """Let another session of the same agent hold money."""
+    store = PatientStore(world.store, world.clock)
+    await world.start("other", agent="desk")
+    lease = await taken(store, world.clock, new_worker("other", world.ids), SessionId("other"), SECOND)
+    assert lease is not None
+    where = legs(story.standing().caps(), Spender("other", "desk", ""), world.now, usd=usd)
+    intent = RequestStarted(request="other.t/0", model="scripted:script", purpose="turn", legs=where)
+    held = await world.purse.hold(lease, intent)
+    assert isinstance(held, Held)
+    return lease, held.flight
+
+
+async def test_a_summary_is_done_without_while_others_hold_the_money_for_it(world: World) -> None:
+    mind = Mind(model="scripted:script", context_strategy="summarize", max_output_tokens=500)
+    lines = [*(calls(("long", {"size": 9000 + number})) for number in range(4)), says("Done.")]
+    story = Story(world, lines, kind="task", mind=mind, more="limits: {max_cost_usd_per_day: 0.6}")
+    story.window, story.prices = 30_000, {"scripted:dear": Price(Decimal(10), Decimal(10))}
+    story.summarizer = Scripted([says("Pages.")], world.clock, ModelName("scripted", "dear"))
+    await held_by_others(world, story, 599_999)
+    async with asyncio.timeout(60):
+        assert (await story.run("Read.")).state == "COMPLETED"
+    assert "context_cut" in await story.kinds()
+    await same_again(world, story)
+
+
+async def test_a_call_that_waits_for_money_does_not_wait_for_a_person_as_well(world: World) -> None:
+    lines = [calls("pay", ("wipe", {"path": "a"})), says("Done.")]
+    story = Story(world, lines, kind="task", more="limits: {max_cost_usd_per_day: 0.4}")
+    lease, flight = await held_by_others(world, story, 300_000)
+    await story.begin("Pay.")
+    world.spawn(attended(story))
+    await world.advance(2 * MINUTE)
+    assert story.desk.done == {}
+    await world.purse.settle(lease, flight, Truth("ok", usd=1000))
+    await world.advance(2 * MINUTE)
+    assert story.desk.done == {"pay": 1}
+    assert len(await needs_you(world.journal)) == 1
+
+
+async def test_a_secret_of_several_lines_in_what_is_known_right_now_is_not_written_down(world: World) -> None:
+    story = Story(world, [says("Hello.")])
+    story.senses = Senses(lambda: 'The door says "hunter2\nhunter2".')
+    story.redact = lambda text: text.replace('"hunter2\nhunter2"', "[redacted]")
+    await story.run("What do you know?")
+    bodies = [stored.body or b"" for stored in await story.events()]
+    assert any(b"The door says [redacted]" in body for body in bodies)
+    assert not any(b"hunter2" in body for body in bodies)

@@ -175,7 +175,8 @@ class Loop:
 
     def _request(self, prompt: Made, model: Model, nonce: str) -> Request:
         last = prompt.prompt.messages[-1].parts[-1] if prompt.prompt.messages else None
-        ending = last.text if isinstance(last, Text) and last.reason == "volatile" else ""
+        # Inside JSON a secret would be spelled otherwise.
+        ending = self._running.redacted(last.text) if isinstance(last, Text) and last.reason == "volatile" else ""
         streams = self._mind.streaming if self._mind.streaming is not None else self.rules.kind == "chat"
         return Request(
             id=f"{self._session}.t{self.turn.number}_{self.turn.steps}",

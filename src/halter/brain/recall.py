@@ -106,7 +106,7 @@ class Recalled:
                 await self._settled(event, stored, read)
             case RequestRefused(purpose="turn"):
                 self._flush(at)
-                self.turn = self.turn.refused(attempt_of(event.request), event.outcome, event.sentence, at)
+                self.turn = self.turn.uncapped().refused(attempt_of(event.request), event.outcome, event.sentence, at)
             case TurnStarted():
                 message = msgspec.json.decode(await read(stored) or b'{"role":"user","parts":[]}', type=Message)
                 self.open(event.turn, event.inbox_seen, message, at)

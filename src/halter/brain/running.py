@@ -187,10 +187,12 @@ class Running:
         capped = [(call, answer.cap) for call, answer in tried if isinstance(answer, Answer) and answer.cap is not None]
         if capped and await self._more_money(capped[0][0].id, capped[0][0].tool, capped[0][1]):
             return [*again, *(call for call, _ in capped)]
-        if asked:
-            await self._one_decided(asked)
-        elif again:
+        if any(isinstance(answer, StillHeld) for _, answer in tried):
+            for each in asked:
+                self._tell(each, "WAITING_FOR_APPROVAL")
             await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SOON)
+        elif asked:
+            await self._one_decided(asked)
         return again
 
     async def request(
@@ -204,6 +206,8 @@ class Running:
         while True:
             answer = await self._gatehouse.request(self.lease, standing, request, model, attempt)
             match answer:
+                case StillHeld() if request.optional:
+                    return FailedRequest(answer.id, "cost_cap_reached", "The money for it is held by others.")
                 case StillHeld():
                     await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SOON)
                 case RefusedRequest(cap=CostCapReached() as cap) if await self._more_money(
