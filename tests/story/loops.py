@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -159,12 +159,15 @@ class Story:
         self.kind: SessionKind = kind
         self.rules = rules
         self.price: Price = FREE
+        self.prices: dict[str, Price] = {}
         self.window = 100_000
         self.chunks: list[StreamChunk] = []
         self.senses = Senses()
         self.loop: Loop | None = None
         self.extra: list[Tool] = []
         self.summarizer: Model | None = None
+        self.simulates: Model | None = None
+        self.redact: Callable[[str], str] = redact
         self.came: Came | None = None
 
     @property
@@ -190,8 +193,12 @@ class Story:
         async with tended(store, clock, worker):
             lease = await taken(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None, "the session is over, or somebody has it"
-            prices = Prices({str(model.name): self.price for model in self.models})
-            gatehouse = Gatehouse(store, clock, redact=redact, secrets=GivenSecrets({}), prices=prices)
+            asked = [*self.models, *([self.simulates] if self.simulates else [])]
+            prices = Prices({**{str(model.name): self.price for model in asked}, **self.prices})
+            secrets = GivenSecrets({})
+            gatehouse = Gatehouse(
+                store, clock, redact=self.redact, secrets=secrets, prices=prices, simulates=self.simulates
+            )
             running = Running(store, clock, gatehouse, lease, self.standing(), self.tools(store))
             self.loop = Loop(
                 running,

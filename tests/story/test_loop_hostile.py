@@ -1,24 +1,35 @@
 """What nobody meant to happen: crashes at the worst moment, erased pasts, tools and models that do as they like."""
 
 import asyncio
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from halter.app.agents import Agent
+from halter.brain.loop import Senses
 from halter.core.clock import MINUTE, SECOND, SystemClock
 from halter.core.errors import ConfigError
+from halter.core.events import RequestStarted
+from halter.core.ids import SessionId, new_worker
+from halter.core.limits import Spender, legs
 from halter.core.messages import Hear, Prompt, Reply, Text
 from halter.core.mind import ContextStrategy, Mind
+from halter.core.ports import Lease
 from halter.core.tools import Permit
-from halter.core.usage import ModelName
+from halter.core.usage import ModelName, Price
+from halter.dispatch.tending import taken
+from halter.guard.approvals import decide, needs_you
+from halter.guard.purse import Held, Truth
+from halter.journal.patient import PatientStore
 from halter.journal.retention import erase
 from halter.models.scripted import Line, Scripted
 from halter.state import life
+from halter.state.session import InFlight
 from halter.testing.world import World
 from halter.tools.tool import tool
 from tests.crash.test_loop_crashes import recalled, timeless
-from tests.story.loops import Desk, Story, calls, says
+from tests.story.loops import Desk, Story, calls, says, used
 
 
 async def same_again(world: World, story: Story) -> None:
@@ -121,3 +132,95 @@ async def test_no_tool_may_be_called_like_one_of_halters_own(tmp_path: Path, nam
     agent.tool(Desk().look, name=name)
     with pytest.raises(ConfigError, match=f"gives every agent a tool {name}"):
         await agent.run("Go.")
+
+
+@pytest.mark.parametrize("outputs", [50, 300_000])
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_prediction_is_paid_for_and_told_to_the_model_whoever_takes_the_session_on(
+    world: World, outputs: int, *, restart: bool
+) -> None:
+    lines = [calls(("wipe", {"path": "a"}), usage=used(500, 20)), says("Done.", usage=used(500, 20))]
+    story = Story(world, lines, kind="task")
+    story.price = Price(Decimal(10), Decimal(10))
+    foresees = [says("It will be gone.", usage=used(100, outputs))]
+    story.simulates = Scripted(foresees, world.clock, ModelName("scripted", "m9"))
+    await story.begin("Clean up.")
+    running = world.spawn(attended(story))
+    await world.advance(MINUTE)
+    if restart:
+        await world.restart()
+        running = world.spawn(attended(story))
+        await world.advance(MINUTE)
+    (waiting,) = await needs_you(world.journal)
+    await world.store.commit(decide(waiting, "approve", "ada", "yes"))
+    await running
+    assert story.came is not None
+    assert story.came.terminal_reason == ("overrun" if outputs > 50 else "completed")
+    assert [part.text for part in story.results()] == ["wiped\n\n[ANTICIPATORY SIMULATION] It will be gone."]
+    assert story.loop is not None
+    assert story.loop.spent == (await world.session("s")).spent
+    await same_again(world, story)
+
+
+async def test_calls_that_wait_for_room_do_not_take_longer_than_their_turn_may(world: World) -> None:
+    async def nap(number: int) -> str:
+        await asyncio.sleep(15)
+        return f"nap {number}"
+
+    lines = [calls(*(("nap", {"number": number}) for number in range(25)))]
+    story = Story(world, lines, kind="task", more="limits: {timeout: 20s}")
+    story.extra = [tool(nap, level="SAFE", effect="read")]
+    began = world.now
+    assert (await story.run("Sleep.")).state == "TIMED_OUT"
+    assert world.now - began < 21 * SECOND
+    assert sorted(part.outcome for part in story.results()) == ["ok"] * 10 + ["timeout"] * 15
+
+
+async def held_by_others(world: World, story: Story, usd: int) -> tuple[Lease, InFlight]:
+    """Let another session of the same agent hold money."""
+    store = PatientStore(world.store, world.clock)
+    await world.start("other", agent="desk")
+    lease = await taken(store, world.clock, new_worker("other", world.ids), SessionId("other"), SECOND)
+    assert lease is not None
+    where = legs(story.standing().caps(), Spender("other", "desk", ""), world.now, usd=usd)
+    intent = RequestStarted(request="other.t/0", model="scripted:script", purpose="turn", legs=where)
+    held = await world.purse.hold(lease, intent)
+    assert isinstance(held, Held)
+    return lease, held.flight
+
+
+async def test_a_summary_is_done_without_while_others_hold_the_money_for_it(world: World) -> None:
+    mind = Mind(model="scripted:script", context_strategy="summarize", max_output_tokens=500)
+    lines = [*(calls(("long", {"size": 9000 + number})) for number in range(4)), says("Done.")]
+    story = Story(world, lines, kind="task", mind=mind, more="limits: {max_cost_usd_per_day: 0.6}")
+    story.window, story.prices = 30_000, {"scripted:dear": Price(Decimal(10), Decimal(10))}
+    story.summarizer = Scripted([says("Pages.")], world.clock, ModelName("scripted", "dear"))
+    await held_by_others(world, story, 599_999)
+    async with asyncio.timeout(60):
+        assert (await story.run("Read.")).state == "COMPLETED"
+    assert "context_cut" in await story.kinds()
+    await same_again(world, story)
+
+
+async def test_a_call_that_waits_for_money_does_not_wait_for_a_person_as_well(world: World) -> None:
+    lines = [calls("pay", ("wipe", {"path": "a"})), says("Done.")]
+    story = Story(world, lines, kind="task", more="limits: {max_cost_usd_per_day: 0.4}")
+    lease, flight = await held_by_others(world, story, 300_000)
+    await story.begin("Pay.")
+    world.spawn(attended(story))
+    await world.advance(2 * MINUTE)
+    assert story.desk.done == {}
+    await world.purse.settle(lease, flight, Truth("ok", usd=1000))
+    await world.advance(2 * MINUTE)
+    assert story.desk.done == {"pay": 1}
+    assert len(await needs_you(world.journal)) == 1
+
+
+async def test_a_secret_of_several_lines_in_what_is_known_right_now_is_not_written_down(world: World) -> None:
+    story = Story(world, [says("Hello.")])
+    story.senses = Senses(lambda: 'The door says "hunter2\nhunter2".')
+    story.redact = lambda text: text.replace('"hunter2\nhunter2"', "[redacted]")
+    await story.run("What do you know?")
+    bodies = [stored.body or b"" for stored in await story.events()]
+    assert any(b"The door says [redacted]" in body for body in bodies)
+    assert not any(b"hunter2" in body for body in bodies)

@@ -1,6 +1,7 @@
 """Every way in which a provider fails has one meaning: try again or never, paid or not, and what was used."""
 
 import asyncio
+import gzip
 import json
 import socket
 from datetime import UTC, datetime, timedelta
@@ -297,3 +298,28 @@ async def test_no_error_tells_the_key(desk: Any) -> None:
         assert key not in str(error)
         assert "***" in str(error)
         assert len(str(error)) < 500
+
+
+MEGABYTE = 1 << 20
+
+
+async def test_an_answer_without_end_is_not_read_to_its_end(desk: Any) -> None:
+    desk.provider.says("x" * 2 * MEGABYTE)
+    bounded = desk.reach(desk.model.name, largest=MEGABYTE)
+    error = await failed(desk, bounded)
+    await bounded.aclose()
+    assert type(error) is ModelUnavailable
+    assert error.billed
+    assert len((await desk.ask()).text) == 2 * MEGABYTE
+
+
+async def test_little_that_unpacks_to_much_is_not_unpacked_to_its_end(streamed: Any) -> None:
+    streamed.provider.says("x" * 2 * MEGABYTE)
+    packed = gzip.compress(streamed.provider.written(streamed.wire))
+    streamed.provider.sends(200, packed, "text/event-stream", content_encoding="gzip")
+    bounded = streamed.reach(streamed.model.name, largest=MEGABYTE)
+    error = await failed(streamed, bounded)
+    await bounded.aclose()
+    assert type(error) is ModelUnavailable
+    assert error.billed
+    assert len((await streamed.ask()).text) == 2 * MEGABYTE

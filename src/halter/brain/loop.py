@@ -101,6 +101,7 @@ class Loop:
     async def recall(self, events: Sequence[Stored]) -> None:
         """Take in everything that happened so far."""
         await self._recalled.take_in(events, self._running.said)
+        self._running.foreseen = self._recalled.foreseen
 
     async def open(self, message: Message, heard: int) -> None:
         """Begin a turn with what the model is told first; the inbox has been read as far as `heard`."""
@@ -168,7 +169,8 @@ class Loop:
 
     def _request(self, prompt: Made, model: Model, nonce: str) -> Request:
         last = prompt.prompt.messages[-1].parts[-1] if prompt.prompt.messages else None
-        ending = last.text if isinstance(last, Text) and last.reason == "volatile" else ""
+        # Inside JSON a secret would be spelled otherwise.
+        ending = self._running.redacted(last.text) if isinstance(last, Text) and last.reason == "volatile" else ""
         streams = self._mind.streaming if self._mind.streaming is not None else self.rules.kind == "chat"
         return Request(
             id=f"{self._session}.t{self.turn.number}_{self.turn.steps}",

@@ -51,7 +51,7 @@ class Recalled:
         self.transcript = Transcript()
         self.done: dict[str, ToolResult] = {}
         self._nonces: dict[str, str] = {}
-        self._foreseen: dict[str, str] = {}
+        self.foreseen: dict[str, str] = {}
 
     def open(self, number: int, heard: int, message: Message, at: int) -> None:
         """A turn begins."""
@@ -106,7 +106,7 @@ class Recalled:
                 await self._settled(event, stored, read)
             case RequestRefused(purpose="turn"):
                 self._flush(at)
-                self.turn = self.turn.refused(attempt_of(event.request), event.outcome, event.sentence, at)
+                self.turn = self.turn.uncapped().refused(attempt_of(event.request), event.outcome, event.sentence, at)
             case TurnStarted():
                 message = msgspec.json.decode(await read(stored) or b'{"role":"user","parts":[]}', type=Message)
                 self.open(event.turn, event.inbox_seen, message, at)
@@ -156,13 +156,14 @@ class Recalled:
     async def _foresee(self, event: RequestSettled, stored: Stored, read: Read) -> None:
         call, _, rest = event.request.rpartition("/simulation/")
         if call and rest and event.outcome == "ok" and (body := await read(stored)):
-            text = msgspec.json.decode(body, type=Reply).text.strip()
-            self._foreseen[call] = f"{LABEL} {text}" if text else ""
+            reply = msgspec.json.decode(body, type=Reply)
+            text = "" if reply.stop == "refused" else reply.text.strip()
+            self.foreseen[call] = f"{LABEL} {text}" if text else ""
 
     def _keep(self, call: str, outcome: Outcome, text: str, partial: str = "") -> None:
         for each in self.turn.calls:
             if call_id(self.session, each) == call:
-                foreseen = self._foreseen.get(call, "")
+                foreseen = self.foreseen.get(call, "")
                 self.done[each.id] = result_of(each, outcome, text, partial, foreseen)
 
     def _short(self, call: str) -> str:

@@ -70,6 +70,8 @@ class Running:
         self._waits = waits
         self._told: set[str] = set()
         self._attempts: dict[str, int] = {}
+        self.foreseen: dict[str, str] = {}
+        """What was predicted of calls, by their ids: the model is told it with what became of them."""
         self._seen = 0
         self._rests = 0
         self.state = Session()
@@ -125,7 +127,12 @@ class Running:
         answer = await self._gatehouse.call(self.lease, self.standing, call, self._tools, attempt)
         if isinstance(answer, NeedsPerson) or (isinstance(answer, Answer) and answer.outcome in REFUSALS):
             self._attempts[call.id] = attempt + 1
-        return answer
+        return answer if isinstance(answer, StillHeld) else self._with_prediction(answer)
+
+    def _with_prediction(self, answer: Answer | NeedsPerson) -> Answer | NeedsPerson:
+        """Keep what was predicted before a person was asked until the call has come to something."""
+        said = self.foreseen[answer.call] = answer.simulation or self.foreseen.get(answer.call, "")
+        return msgspec.structs.replace(answer, simulation=said)
 
     async def call(self, call: Call) -> Answer:
         """Take a call to the guard, and wait for whatever it has to wait for: a person, money, tomorrow."""
@@ -136,16 +143,24 @@ class Running:
         """Take calls to the guard together, at most so many at once; what some have to wait for stops no other."""
         answers: dict[str, Answer] = {}
         slots = asyncio.Semaphore(TOGETHER)
-        waiting = list(calls)
+        waiting, overrun = list(calls), False
         while waiting:
-            tried = await together([partial(self._attempt_in, slots, call) for call in waiting])
+            began = self._clock.now()
+            tried = await together([partial(self._attempt_in, slots, call, began) for call in waiting])
             answers |= {answer.call: answer for answer in tried if isinstance(answer, Answer)}
-            self._spend(sum(answer.cost_usd for answer in tried if isinstance(answer, Answer)))
+            beside = self._gatehouse.paid_beside(self.lease.session)
+            overrun = overrun or beside.overrun
+            self._spend(beside.usd + sum(each.cost_usd for each in tried if isinstance(each, Answer)), beside.tokens)
             waiting = await self._waited_for(list(zip(waiting, tried, strict=True)))
-        return [answers[call.id] for call in calls]
+        found = [answers[call.id] for call in calls]
+        return [msgspec.structs.replace(answer, overrun=True) for answer in found] if overrun else found
 
-    async def _attempt_in(self, slots: asyncio.Semaphore, call: Call) -> Answer | NeedsPerson | StillHeld:
+    async def _attempt_in(self, slots: asyncio.Semaphore, call: Call, began: int) -> Answer | NeedsPerson | StillHeld:
+        """Try a call when there is room for it; the time until then is taken from what it may take."""
         async with slots:
+            if call.at_most is not None:
+                left = max(1, call.at_most - (self._clock.now() - began))
+                call = msgspec.structs.replace(call, at_most=left)
             return await self.attempt(call)
 
     async def _waited_for(self, tried: Sequence[tuple[Call, Answer | NeedsPerson | StillHeld]]) -> list[Call]:
@@ -155,10 +170,12 @@ class Running:
         capped = [(call, answer.cap) for call, answer in tried if isinstance(answer, Answer) and answer.cap is not None]
         if capped and await self._more_money(capped[0][0].id, capped[0][0].tool, capped[0][1]):
             return [*again, *(call for call, _ in capped)]
-        if asked:
-            await self._one_decided(asked)
-        elif again:
+        if any(isinstance(answer, StillHeld) for _, answer in tried):
+            for each in asked:
+                self._tell(each, "WAITING_FOR_APPROVAL")
             await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SOON)
+        elif asked:
+            await self._one_decided(asked)
         return again
 
     async def request(
@@ -172,6 +189,8 @@ class Running:
         while True:
             answer = await self._gatehouse.request(self.lease, standing, request, model, attempt)
             match answer:
+                case StillHeld() if request.optional:
+                    return FailedRequest(answer.id, "cost_cap_reached", "The money for it is held by others.")
                 case StillHeld():
                     await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SOON)
                 case RefusedRequest(cap=CostCapReached() as cap) if await self._more_money(

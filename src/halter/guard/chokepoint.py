@@ -56,6 +56,7 @@ class NeedsPerson(msgspec.Struct, frozen=True):
 
     call: str
     decision: str
+    simulation: str = ""
 
 
 class Act(msgspec.Struct, frozen=True):

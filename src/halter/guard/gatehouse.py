@@ -28,7 +28,7 @@ from halter.guard.purse import Purse
 from halter.guard.recovery import Doubt, Recovery
 from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request
 from halter.guard.secrets import Secrets
-from halter.guard.simulation import Simulated, Simulator
+from halter.guard.simulation import Paid, Simulated, Simulator
 from halter.guard.voice import StreamMask
 from halter.state.session import InFlight
 
@@ -78,7 +78,11 @@ class Gatehouse:
             prepared = _shown_with(prepared, simulation)
         act = self._act(standing, prepared.tool, prepared.arguments, call.at_most)
         answer = await self._door.guarded_tool_call(lease, prepared.asked, act, attempt)
-        return msgspec.structs.replace(answer, simulation=simulation) if isinstance(answer, Answer) else answer
+        return answer if isinstance(answer, StillHeld) else msgspec.structs.replace(answer, simulation=simulation)
+
+    def paid_beside(self, session: str) -> Paid:
+        """Tell what predictions of a session's calls have cost since this was asked last."""
+        return self._simulator.paid(session)
 
     async def refuse(self, lease: Lease, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
         """Refuse calls that are not even looked at, all in one write."""

@@ -46,6 +46,14 @@ class NotSimulated(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Paid(msgspec.Struct, frozen=True):
+    """What predictions have cost; after an `overrun` the session has to stop."""
+
+    usd: int = 0
+    tokens: int = 0
+    overrun: bool = False
+
+
 class Simulator:
     """Predicts calls for the sessions of one process. The same call in the same situation is asked about once."""
 
@@ -54,6 +62,7 @@ class Simulator:
         self._clock = clock
         self._model = model
         self._known: dict[_Key, tuple[int, Simulated]] = {}
+        self._paid: dict[str, Paid] = {}
 
     async def simulate(
         self, lease: Lease, standing: Standing, prepared: Prepared, situation: str = ""
@@ -69,10 +78,16 @@ class Simulator:
         if known is not None:
             return known
         request = _request(asked, prepared.tool.spec, situation)
-        answer = _read(await self._door.guarded_request(lease, standing, request, self._model))
+        said = await self._door.guarded_request(lease, standing, request, self._model)
+        self._paid[lease.session] = _with(self._paid.get(lease.session, Paid()), said)
+        answer = _read(said)
         if isinstance(answer, Simulated):
             self._known[key] = (self._clock.now() + KEPT, answer)
         return answer
+
+    def paid(self, session: str) -> Paid:
+        """Tell what a session's predictions have cost since this was asked last."""
+        return self._paid.pop(session, Paid())
 
     def _remembered(self, key: _Key) -> Simulated | None:
         """Look for an earlier prediction, and forget those that are too old."""
@@ -101,6 +116,16 @@ def _request(asked: Asked, spec: ToolSpec, situation: str) -> Request:
         system=_INSTRUCTIONS, messages=(Message("user", tuple(parts)),), max_output_tokens=MAX_OUTPUT_TOKENS
     )
     return Request(id=f"{asked.call}/simulation", prompt=prompt, purpose="simulation", timeout=TIMEOUT, optional=True)
+
+
+def _with(paid: Paid, answer: Answered | RefusedRequest | StillHeld | FailedRequest) -> Paid:
+    match answer:
+        case Answered(cost_usd=usd, tokens=tokens, overrun=overrun):
+            return Paid(paid.usd + usd, paid.tokens + tokens, paid.overrun or overrun)
+        case FailedRequest(cost_usd=usd, tokens=tokens):
+            return Paid(paid.usd + usd, paid.tokens + tokens, paid.overrun)
+        case RefusedRequest() | StillHeld():
+            return paid
 
 
 def _read(answer: Answered | RefusedRequest | StillHeld | FailedRequest) -> Simulated | NotSimulated:

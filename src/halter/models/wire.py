@@ -12,7 +12,7 @@ from halter.core.messages import Hear, Prompt, Reply
 from halter.core.mind import WireFormat
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
-from halter.models.wire_clients import Connection, connect, letting_go, settings
+from halter.models.wire_clients import LARGEST, Connection, connect, letting_go, settings
 from halter.models.wire_errors import cut, failure, failures
 from halter.models.wire_messages import Definitions, answer, history, joiner, output_bound, reported, words_of
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Wire:
     """A model of a provider.
 
-    `url` is where it is reached, and `base_url` is that again if the provider's usual address is another one.
+    `url` is where it is reached, and `base_url` is that again if the provider's usual address is another one. No
+    answer of more than `largest` bytes is read.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Wire:
         *,
         base_url: str | None = None,
         temperature: float | None = None,
+        largest: int = LARGEST,
     ) -> None:
         self.name = name
         self.base_url = base_url
@@ -43,6 +45,7 @@ class Wire:
         self._url = url
         self._key = key
         self._temperature = temperature
+        self._largest = largest
         self._definitions = Definitions()
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,7 +79,7 @@ class Wire:
         async with self._connecting:
             if self._connection is None:
                 # The imports take seconds, in which leases have to be renewed.
-                made = await asyncio.to_thread(connect, self.name, self.wire, self._url, self._key)
+                made = await asyncio.to_thread(connect, self.name, self.wire, self._url, self._key, self._largest)
                 self._connection = made
             return self._connection
 

@@ -7,9 +7,10 @@
 - It does not go on with an answer by itself: that would be a second request that nobody has held money for.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 NO_KEY: Final = "no-key"
 """What is sent where no key is needed: the SDKs insist on one, and look for it in the environment otherwise."""
+
+LARGEST: Final = 32 * 1024 * 1024
+"""How many bytes of one answer are read: far more than the longest has, each of its tokens in an event of its own."""
 
 _OWN_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt-")
 
@@ -46,8 +50,34 @@ async def letting_go() -> AsyncGenerator[None]:
             await response.aclose()
 
 
-async def _note(response: "httpx2.Response") -> None:
+async def _note(largest: int, response: "httpx2.Response") -> None:
     _opened.get([]).append(response)
+    decoder = response._get_content_decoder()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    response._decoder = _Bounded(decoder, largest)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+class _Bounded:
+    """Unpacks an answer only as far as any answer goes: a server may send for ever, and little may unpack to much."""
+
+    def __init__(self, decoder: "Any", largest: int) -> None:
+        self._decoder = decoder
+        self._left = largest
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """Unpack what came."""
+        yield from map(self._counted, self._decoder.decode(data))
+
+    def flush(self) -> Iterator[bytes]:
+        """Unpack the rest."""
+        yield from map(self._counted, self._decoder.flush())
+
+    def _counted(self, piece: bytes) -> bytes:
+        import httpx2
+
+        self._left -= len(piece)
+        if self._left < 0:
+            raise httpx2.DecodingError("The answer is longer than any answer is.")
+        return piece
 
 
 class Connection(msgspec.Struct, frozen=True):
@@ -57,12 +87,12 @@ class Connection(msgspec.Struct, frozen=True):
     pool: "Any"
 
 
-def connect(name: ModelName, wire: WireFormat, url: str, key: str) -> Connection:
+def connect(name: ModelName, wire: WireFormat, url: str, key: str, largest: int) -> Connection:
     """Make what is needed to reach a model. This imports the libraries, which takes seconds, and opens nothing."""
     import httpx2
 
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
-    hooks = {"response": [_note]}
+    hooks = {"response": [partial(_note, largest)]}
     # No proxy stands between this machine and itself.
     outside = not on_this_machine(url)
     pool = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=outside, event_hooks=hooks)

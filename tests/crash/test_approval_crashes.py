@@ -1,0 +1,75 @@
+"""A crash at any commit while several calls of one step wait for a person: each is made once, as the person said."""
+
+from typing import Any, Final
+
+import pytest
+
+from halter.core.clock import SECOND
+from halter.core.messages import Prompt, Reply
+from halter.core.usage import ModelName
+from halter.core.vocabulary import Verdict
+from halter.guard.approvals import Open, decide, needs_you
+from halter.journal.patient import PatientStore
+from halter.models.scripted import Scripted
+from halter.testing.crash import Crash
+from halter.testing.world import World, crash_everywhere
+from tests.crash.test_loop_crashes import TEN, Sensible, judged, last, reply
+from tests.story.loops import Story, calls, says, used
+
+DID: Final = ("wipe a", "send 1", "wipe b", "wipe c")
+"""What each call of the step does, by its place."""
+LATE: Final = 40 * SECOND
+
+
+def clerk(prompt: Prompt, _: int) -> Reply:
+    if "result:wipe" in last(prompt):
+        return reply(says("Done."))
+    asked: Any = [(did[:4], {"text" if did[:4] == "send" else "path": did[5:]}) for did in DID]
+    return reply(calls(*asked))
+
+
+async def answers(world: World, story: Story) -> None:
+    """Allow the first wipe, deny the second, allow the last one late; say truly what was done before a crash."""
+    while True:
+        for waiting in await needs_you(world.journal):
+            if waiting.subject.endswith("_3"):
+                await world.clock.sleep(LATE)
+            store = PatientStore(world.store, world.clock)
+            await store.commit(decide(waiting, verdict(story, waiting), "ada", world.ids.new()))
+        await world.clock.sleep(SECOND)
+
+
+def verdict(story: Story, waiting: Open) -> Verdict:
+    if waiting.about == "unknown_call":
+        return "approve" if story.desk.done[DID[int(waiting.subject[-1])]] else "deny"
+    return "deny" if waiting.subject.endswith("_2") else "approve"
+
+
+@pytest.mark.parametrize("predicted", [False, True])
+def test_calls_that_wait_together_are_each_made_once_whatever_crashes(*, predicted: bool) -> None:
+    stories: list[Story] = []
+
+    async def program(world: World) -> None:
+        answering = world.spawn(answers(world, stories[-1]))
+        await stories[-1].begin("Clean up.")
+        if not (await world.session("s")).ended:
+            await stories[-1].attend()
+        answering.cancel()
+
+    def new_world(crash: Crash | None) -> World:
+        world = World(crash=crash)
+        story = Story(world, kind="task")
+        story.models, story.price = [Sensible(world, clerk)], TEN
+        if predicted:
+            foresees = [says("It will be gone.", usage=used(100, 20))] * 50
+            story.simulates = Scripted(foresees, world.clock, ModelName("scripted", "m9"))
+        stories.append(story)
+        return world
+
+    for world in crash_everywhere(program, new_world):
+        story = stories[-1]
+        assert max(story.desk.done.values()) == 1
+        assert story.desk.done["wipe b"] == 0
+        assert world.run(judged(world, story)).state == "COMPLETED"
+        for did, result in zip(DID, story.results(), strict=True):
+            assert story.desk.done[did] == (result.outcome == "ok"), world
