@@ -15,18 +15,16 @@ context manager it keeps its store open from run to run.
 """
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import msgspec
 
 from halter.app.agent import Assembled, assembled, unique
-from halter.app.program import Held, ProgramOptions, document, opened, secrets_of, settings_of
+from halter.app.program import Held, Program, ProgramOptions, document, secrets_of
 from halter.app.result import Result, final_answer, result_of
 from halter.app.talking import Speaking, attend, begin, reopen, say
 from halter.app.thinking import models_of
@@ -46,7 +44,7 @@ from halter.core.ports import Stored
 from halter.core.tools import Tool
 from halter.core.vocabulary import SessionKind
 from halter.state.receipt import receipt
-from halter.tools.tool import FunctionTool, Options
+from halter.tools.tool import FunctionTool
 from halter.tools.tool import tool as made_tool
 from halter.work.verbs import verb_specs
 
@@ -79,19 +77,16 @@ class AgentOptions(ProgramOptions, total=False):
 KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "reflex", "limits")
 
 
-class Agent:
+class Agent(Program[Speaking]):
     """One agent over one store."""
+
+    NOUN = "agent"
 
     def __init__(self, name: str = "agent", *, store: str | Path, **options: Unpack[AgentOptions]) -> None:
         _demand_known(options)
-        self._name = name
-        self._options = options
-        self._environ = options.get("environ", os.environ)
-        self._settings = settings_of(str(store), options, self._environ)
-        self._tools: list[Tool] = list(options.get("tools", ()))
+        super().__init__(name, store, options)
+        self._said_of = options
         self._folder: Path | None = None
-        self._stack: AsyncExitStack | None = None
-        self._open: Speaking | None = None
 
     @classmethod
     def load(cls, folder: str | Path, *, store: str | Path, **options: Unpack[AgentOptions]) -> Self:
@@ -99,37 +94,6 @@ class Agent:
         agent = cls(Path(folder).name, store=store, **options)
         agent._folder = Path(folder)
         return agent
-
-    @overload
-    def tool(self, function: Callable[..., Any], /, **options: Unpack[Options]) -> FunctionTool: ...
-    @overload
-    def tool(self, /, **options: Unpack[Options]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
-    def tool(
-        self, function: Callable[..., Any] | None = None, /, **options: Unpack[Options]
-    ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-        """Make a tool of a typed function and give it to this agent: `@agent.tool`, `@agent.tool(level="SAFE")`."""
-        if function is None:
-            return lambda function: self.tool(function, **options)
-        if self._open is not None:
-            raise ConfigError(f"The agent is open already: give it {function.__name__} before it is.")
-        made = made_tool(function, **options)
-        self._tools.append(made)
-        return made
-
-    async def __aenter__(self) -> Self:
-        """Open the store and begin to keep leases alive."""
-        async with AsyncExitStack() as stack:
-            self._open = await stack.enter_async_context(self._speaking())
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Let go of the store."""
-        stack, self._stack, self._open = self._stack, None, None
-        if stack is not None:
-            await stack.__aexit__(kind, error, trace)
 
     @overload
     async def run(
@@ -161,7 +125,7 @@ class Agent:
         With an earlier `session` it goes on with that one. A new one may be given an `id`: a program that crashed says
         the same once more, and the session goes on where it was. An `output_type` is what the answer must fit.
         """
-        async with self._opened() as speaking:
+        async with self._for_once() as speaking:
             session = await _spoken_to(speaking, message, session, id, kind)
             return await self._attended(speaking, session, deps, output_type)
 
@@ -169,7 +133,7 @@ class Agent:
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
     ) -> Result[Any]:
         """Go on with a session, whatever it stopped at: a crash, a rest, or an end that was not by a cancel."""
-        async with self._opened() as speaking:
+        async with self._for_once() as speaking:
             await reopen(speaking, session)
             if message:
                 await say(speaking, session, message)
@@ -189,7 +153,7 @@ class Agent:
         A chunk that says `discard` takes back what the attempt before it said.
         """
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
-        async with self._opened() as speaking:
+        async with self._for_once() as speaking:
             session = await _spoken_to(speaking, message, session, id, kind)
             watching = Watching(chunks.put_nowait)
             running = asyncio.create_task(self._attended(speaking, session, deps, None, watching))
@@ -218,7 +182,7 @@ class Agent:
         agent = _heard(speaking.agent) if watching.listen is not None else speaking.agent
         speaking = msgspec.structs.replace(speaking, agent=_given(agent, deps))
         answer = None if output_type is None else answer_tool(output_type)
-        waits = self._options.get("waits", _nobody)
+        waits = self._said_of.get("waits", _nobody)
         came, loop = await attend(speaking, session, watching=watching, waits=waits, answer=answer)
         made = receipt(await _events(speaking, session))
         result = result_of(came, loop, made)
@@ -229,17 +193,17 @@ class Agent:
         return msgspec.structs.replace(result, output=output)
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncGenerator[Speaking]:
+    async def _for_once(self) -> AsyncGenerator[Speaking]:
         """Use what is open, or open it for this once."""
         if self._open is not None:
             yield self._open
             return
-        async with self._speaking() as speaking:
+        async with self._opening() as speaking:
             yield speaking
 
     @asynccontextmanager
-    async def _speaking(self) -> AsyncGenerator[Speaking]:
-        async with opened(self._name, self._settings, self._options, self._environ) as held, AsyncExitStack() as stack:
+    async def _opening(self) -> AsyncGenerator[Speaking]:
+        async with self._held() as held, AsyncExitStack() as stack:
             given: Mapping[str, Model] = {}
             if self._folder is None:
                 agent, given = self._said()
@@ -250,7 +214,7 @@ class Agent:
 
     def _said(self) -> tuple[Assembled, Mapping[str, Model]]:
         """Read what was said in Python as if it stood in the files, so that the same is checked in the same words."""
-        options = self._options
+        options = self._said_of
         policy = options.get("policy", {})
         limits = {**policy.get("limits", {}), **options.get("limits", {})}
         if "max_cost_usd" in options:

@@ -14,23 +14,21 @@ Every call goes through the same door as those of an agent: halts, grants, rates
 all of it is in the journal before it happens. What a program was doing when it died is there when it starts again.
 """
 
-import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self, Unpack, overload
+from typing import Any, Final, Unpack
 
 import msgspec
 
 from halter.app.agent import Assembled, unique
 from halter.app.doors import gatehouse_for
 from halter.app.opened import App
-from halter.app.program import ProgramOptions, opened, secrets_of, settings_of, spoken
+from halter.app.program import Program, ProgramOptions, secrets_of, spoken
 from halter.brain.running import Running
 from halter.config.resolve import against_tools, resolve
 from halter.core.clock import SECOND
-from halter.core.errors import ConfigError, HalterError, LeaseLost
+from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.messages import Model
@@ -38,7 +36,6 @@ from halter.core.money import BudgetRow
 from halter.core.ports import Lease, Query, Stored, kept
 from halter.core.rows import SessionRow, SpendRow
 from halter.core.text import to_body
-from halter.core.tools import Tool
 from halter.core.vocabulary import State, TerminalReason
 from halter.dispatch.tending import taken
 from halter.guard.approvals import Open, needs_you
@@ -51,8 +48,7 @@ from halter.state import life
 from halter.state.receipt import Receipt
 from halter.state.receipt import receipt as receipt_of
 from halter.tools.arguments import canonical_json
-from halter.tools.tool import FunctionTool, Options
-from halter.tools.tool import tool as made_tool
+from halter.tools.tool import FunctionTool
 
 PAGE: Final = 1000
 NEWEST: Final = 1_000_000
@@ -76,51 +72,22 @@ class Report(msgspec.Struct, frozen=True):
     needs_you: tuple[Open, ...]
 
 
-class Guard:
+class Guard(Program["_Opened"]):
     """One agent's guard over one store. Use it as an async context manager; it is open inside."""
 
+    NOUN = "guard"
+
     def __init__(self, store: str | Path, agent: str = "program", **options: Unpack[GuardOptions]) -> None:
-        self._options = options
+        super().__init__(agent, store, options)
         self._agent = agent
-        self._environ = options.get("environ", os.environ)
-        self._settings = settings_of(str(store), options, self._environ)
-        self._tools: list[Tool] = list(options.get("tools", ()))
-        self._stack: AsyncExitStack | None = None
-        self._open: _Opened | None = None
+        self._simulates = options.get("simulates")
 
-    @overload
-    def tool(self, function: Callable[..., Any], /, **options: Unpack[Options]) -> FunctionTool: ...
-    @overload
-    def tool(self, /, **options: Unpack[Options]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
-    def tool(
-        self, function: Callable[..., Any] | None = None, /, **options: Unpack[Options]
-    ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-        """Make a tool of a typed function and give it to this guard: `@guard.tool`, or `@guard.tool(level="SAFE")`."""
-        if function is None:
-            return lambda function: self.tool(function, **options)
-        if self._open is not None:
-            raise ConfigError(f"The guard is open already: give it {function.__name__} before it is.")
-        made = made_tool(function, **options)
-        self._tools.append(made)
-        return made
-
-    async def __aenter__(self) -> Self:
-        """Open the store and begin to keep leases alive."""
-        async with AsyncExitStack() as stack:
-            held = await stack.enter_async_context(opened(self._agent, self._settings, self._options, self._environ))
+    @asynccontextmanager
+    async def _opening(self) -> AsyncGenerator["_Opened"]:
+        async with self._held() as held:
             agent = self._assembled()
-            gatehouse = gatehouse_for(held.app, agent.policy, agent.secrets, self._options.get("simulates"))
-            self._open = _Opened(held.app, held.store, agent, gatehouse, held.worker, held.lease)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Let go of the store."""
-        stack, self._stack, self._open = self._stack, None, None
-        if stack is not None:
-            await stack.__aexit__(kind, error, trace)
+            gatehouse = gatehouse_for(held.app, agent.policy, agent.secrets, self._simulates)
+            yield _Opened(held.app, held.store, agent, gatehouse, held.worker, held.lease)
 
     @asynccontextmanager
     async def session(self, task: str = "", *, id: str | None = None) -> AsyncGenerator["GuardedSession"]:  # noqa: A002 It is the word for it everywhere.
@@ -199,11 +166,6 @@ class Guard:
         tools = unique(self._tools)
         against_tools(policy, agent, (tool.spec for tool in self._tools))
         return Assembled(policy, tools, secrets_of(self._options, self._environ))
-
-    def _opened(self) -> "_Opened":
-        if self._open is None:
-            raise ConfigError("The guard is not open: use it inside of `async with guard:`.")
-        return self._open
 
 
 class SessionTaken(HalterError):

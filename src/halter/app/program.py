@@ -1,11 +1,13 @@
 """What programs say of their guards and agents, read as if it stood in the two files; and the store they work on."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from types import TracebackType
+from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -14,12 +16,15 @@ from halter.config.agent import Agent, agent_of
 from halter.config.fleet import Fleet, fleet_of, read_fleet
 from halter.config.load import Document, Places
 from halter.core.clock import SECOND, Clock
+from halter.core.errors import ConfigError
 from halter.core.ids import WorkerId, new_worker
 from halter.core.tools import Tool
 from halter.dispatch.tending import tended
 from halter.guard.secrets import GivenSecrets, Secrets, from_environment
 from halter.journal.patient import PatientStore
 from halter.settings import Settings, read_settings
+from halter.tools.tool import FunctionTool, Options
+from halter.tools.tool import tool as made_tool
 
 
 class ProgramOptions(TypedDict, total=False):
@@ -62,6 +67,67 @@ async def opened(
         worker, store = new_worker(name, app.ids), PatientStore(app.store, app.clock)
         async with tended(store, app.clock, worker, max(lease // 3, 1)):
             yield Held(app, store, worker, lease)
+
+
+T = TypeVar("T")
+
+
+class Program(Generic[T]):
+    """Something that a program gives its tools to, then opens: it works as long as it is open."""
+
+    NOUN: ClassVar[str]
+
+    def __init__(self, name: str, store: str | Path, options: ProgramOptions) -> None:
+        self._name = name
+        self._options = options
+        self._environ = options.get("environ", os.environ)
+        self._settings = settings_of(str(store), options, self._environ)
+        self._tools: list[Tool] = list(options.get("tools", ()))
+        self._stack: AsyncExitStack | None = None
+        self._open: T | None = None
+
+    @overload
+    def tool(self, function: Callable[..., Any], /, **options: Unpack[Options]) -> FunctionTool: ...
+    @overload
+    def tool(self, /, **options: Unpack[Options]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+    def tool(
+        self, function: Callable[..., Any] | None = None, /, **options: Unpack[Options]
+    ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+        """Make a tool of a typed function: `@guard.tool`, `@agent.tool(level="SAFE")`."""
+        if function is None:
+            return lambda function: self.tool(function, **options)
+        if self._open is not None:
+            raise ConfigError(f"The {self.NOUN} is open already: give it {function.__name__} before it is.")
+        made = made_tool(function, **options)
+        self._tools.append(made)
+        return made
+
+    async def __aenter__(self) -> Self:
+        """Open the store and begin to keep leases alive."""
+        async with AsyncExitStack() as stack:
+            self._open = await stack.enter_async_context(self._opening())
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of the store."""
+        stack, self._stack, self._open = self._stack, None, None
+        if stack is not None:
+            await stack.__aexit__(kind, error, trace)
+
+    def _opening(self) -> AbstractAsyncContextManager[T]:
+        """Open what the program works with."""
+        raise NotImplementedError
+
+    def _held(self) -> AbstractAsyncContextManager[Held]:
+        return opened(self._name, self._settings, self._options, self._environ)
+
+    def _opened(self) -> T:
+        if self._open is None:
+            raise ConfigError(f"The {self.NOUN} is not open: use it inside of `async with {self.NOUN}:`.")
+        return self._open
 
 
 def secrets_of(options: ProgramOptions, environ: Mapping[str, str]) -> Secrets:

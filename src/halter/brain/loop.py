@@ -88,6 +88,10 @@ class Loop:
         """Where the turn stands."""
         return self._recalled.turn
 
+    @turn.setter
+    def turn(self, turn: Turn) -> None:
+        self._recalled.turn = turn
+
     @property
     def messages(self) -> Sequence[Message]:
         """All that was said."""
@@ -127,13 +131,13 @@ class Loop:
                     await self._say(reason, text)
                 case Shrink():
                     if not await self._window.shrink():
-                        self._recalled.turn = self.turn.hopeless()
+                        self.turn = self.turn.hopeless()
                 case Finish(why, sentence):
                     await self._finish(why, sentence)
         return self.turn
 
     def _rested(self, duration: int) -> None:
-        self._recalled.turn = self.turn.waited(duration)
+        self.turn = self.turn.waited(duration)
 
     def near_budget(self) -> bool:
         """Tell whether what is left to spend has come down to the reserve."""
@@ -152,7 +156,7 @@ class Loop:
         volatile = "\n\n".join(part for part in (self._senses.volatile(), words.left(*self._running.left())) if part)
         too_large = await self._window.make_room(model, len(to_body(volatile)))
         if too_large:
-            self._recalled.turn = self.turn.failed(self.turn.attempts, Failure(too_large), self._clock.now())
+            self.turn = self.turn.failed(self.turn.attempts, Failure(too_large), self._clock.now())
             return
         nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
         prompt = self._prompt(volatile, nonce)
@@ -190,15 +194,15 @@ class Loop:
                     self._window.learn(model, prompt.size, reply.usage.input_tokens)
                 self._recalled.thought(reply, nonce, now)
                 if answer.overrun:
-                    self._recalled.turn = msgspec.structs.replace(self.turn, overrun=True)
+                    self.turn = msgspec.structs.replace(self.turn, overrun=True)
                 self._watching.said(reply.text, answer.cost_usd)
             case RefusedRequest(outcome=outcome, sentence=sentence):
-                self._recalled.turn = self.turn.refused(attempt, outcome, sentence, now)
+                self.turn = self.turn.refused(attempt, outcome, sentence, now)
             case FailedRequest(outcome="external_halt", error=error):
-                self._recalled.turn = self.turn.refused(attempt, "external_halt", error, now)
+                self.turn = self.turn.refused(attempt, "external_halt", error, now)
             case FailedRequest(error=error, may_retry=may_retry, retry_after=retry_after):
                 failure = Failure(error, may_retry, retry_after)
-                self._recalled.turn = self.turn.failed(attempt, failure, now)
+                self.turn = self.turn.failed(attempt, failure, now)
 
     async def _act(self, calls: Sequence[ToolCall]) -> None:
         """Make the calls that have no result yet: those of a group together, one group after the other."""
@@ -228,7 +232,7 @@ class Loop:
         for call, answer in zip(calls, answers, strict=True):
             self._recalled.done[call.id] = result(call, answer)
             if answer.overrun:
-                self._recalled.turn = msgspec.structs.replace(self.turn, overrun=True)
+                self.turn = msgspec.structs.replace(self.turn, overrun=True)
             self._watching.did(call, answer)
 
     def _call(self, call: ToolCall) -> Call:
@@ -255,7 +259,7 @@ class Loop:
         chosen = self.turn.yielded if why == "yielded" else None
         event = TurnEnded(turn=self.turn.number, why=why, sentence=sentence, yielded=chosen)
         await self._running.write(f"{self._session}/turn/{self.turn.number}/ended", event)
-        self._recalled.turn = self.turn.ended(why, sentence, chosen, self._clock.now())
+        self.turn = self.turn.ended(why, sentence, chosen, self._clock.now())
 
 
 def result(call: ToolCall, answer: Answer) -> ToolResult:
