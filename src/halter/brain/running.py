@@ -15,13 +15,13 @@ from halter.core.clock import SECOND, Clock
 from halter.core.events import AnyEvent, CallStarted, CostCapReached, SessionParked
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.messages import Model
-from halter.core.money import BudgetRow, Charge, shown
+from halter.core.money import BudgetRow, Charge
 from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said
 from halter.core.rows import DecisionRow, HaltRow, SessionRow
 from halter.core.tools import Tool
 from halter.core.vocabulary import Cause, Outcome, State, TerminalReason
 from halter.core.windows import window_end
-from halter.guard.approvals import Question, ask
+from halter.guard.approvals import ask, cap_question
 from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer, NeedsPerson
 from halter.guard.flight import StillHeld
@@ -301,22 +301,9 @@ class Running:
 
     async def _ask_for_more(self, refused: str, name: str, cap: CostCapReached) -> NeedsPerson:
         """Put a cap before a person, once for each cap that a call or a request comes to."""
-        decision = f"{refused}/cap/{cap.cap}"
-        shown_to = (
-            f"{name} may cost {shown(cap.amount)}; {shown(cap.spent)} of {shown(cap.cap)} is spent in {cap.scope}."
-            " Raise the cap to let it go on."
-        )
-        question = Question(
-            decision=decision,
-            about="cap_raise",
-            subject=cap.scope,
-            name=name,
-            digest=f"{cap.scope}={cap.cap}",
-            expires_in=self.standing.policy.approval_expiry,
-            shown=shown_to,
-        )
+        question = cap_question(refused, name, cap, self.standing.policy.approval_expiry)
         await self._store.commit(ask(question, self.lease))
-        return NeedsPerson(refused, decision)
+        return NeedsPerson(refused, question.decision)
 
     async def _one_decided(self, asked: Sequence[NeedsPerson]) -> None:
         """Rest until one of several questions is answered, or is too late to be."""

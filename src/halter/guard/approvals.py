@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from halter.core.events import AnyEvent, DecisionAsked, DecisionMade, RuleEnded, RuleMade, ToolPinned
+from halter.core.events import AnyEvent, CostCapReached, DecisionAsked, DecisionMade, RuleEnded, RuleMade, ToolPinned
 from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide, session_stream
-from halter.core.money import Account
+from halter.core.money import Account, shown
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.row import RowKey
 from halter.core.rows import DecisionRow, PinRow, RuleRow
@@ -84,6 +84,22 @@ def ask(question: Question, lease: Lease | None = None) -> Write:
 
     stream = FLEET if lease is None else session_stream(lease.session)
     return Write(stream, f"asked/{question.decision}", decide, [(DecisionRow, (question.decision,))], lease)
+
+
+def cap_question(refused: str, name: str, cap: CostCapReached, expires_in: int) -> Question:
+    """Word the question whether a cap may be raised."""
+    return Question(
+        decision=f"{refused}/cap/{cap.cap}",
+        about="cap_raise",
+        subject=cap.scope,
+        name=name,
+        digest=f"{cap.scope}={cap.cap}",
+        expires_in=expires_in,
+        shown=(
+            f"{name} may cost {shown(cap.amount)}; {shown(cap.spent)} of {shown(cap.cap)} is spent in {cap.scope}. "
+            "Raise the cap to let it go on."
+        ),
+    )
 
 
 class Then(msgspec.Struct, frozen=True):
