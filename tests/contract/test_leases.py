@@ -335,7 +335,7 @@ async def test_a_session_that_is_named_is_taken_before_it_is_due_and_no_other(st
     (again,) = await store.claim(BERT, 10, ONE)
     assert again == Lease(ONE, BERT, 2)
     assert await store.claim(ANNA, 10, ONE) == []
-    await store.commit(life.end(again, "COMPLETED", "completed"))
+    await store.commit(life.end(again, "CANCELLED", "cancelled"))
     assert await store.claim(ANNA, 10, ONE) == []
     assert await store.claim(ANNA, 10, SessionId("nobody's")) == []
     assert names(await store.claim(ANNA, 10)) == ["two"]

@@ -13,7 +13,7 @@ from halter.journal.patient import PatientStore
 from halter.models.scripted import Scripted
 from halter.testing.crash import Crash
 from halter.testing.world import World, crash_everywhere
-from tests.crash.test_loop_crashes import TEN, Sensible, judged, last, reply
+from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, judged, last, reply
 from tests.story.loops import Story, calls, says, used
 
 DID: Final = ("wipe a", "send 1", "wipe b", "wipe c")
@@ -46,7 +46,8 @@ def verdict(story: Story, waiting: Open) -> Verdict:
 
 
 @pytest.mark.parametrize("predicted", [False, True])
-def test_calls_that_wait_together_are_each_made_once_whatever_crashes(*, predicted: bool) -> None:
+@EVERY
+def test_calls_that_wait_together_are_each_made_once_whatever_crashes(*, predicted: bool, every: int) -> None:
     stories: list[Story] = []
 
     async def program(world: World) -> None:
@@ -66,7 +67,7 @@ def test_calls_that_wait_together_are_each_made_once_whatever_crashes(*, predict
         stories.append(story)
         return world
 
-    for world in crash_everywhere(program, new_world):
+    for world in crash_everywhere(program, new_world, every=every):
         story = stories[-1]
         assert max(story.desk.done.values()) == 1
         assert story.desk.done["wipe b"] == 0

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import msgspec
+import pytest
 
 from halter.brain.recall import Recalled
 from halter.brain.turn import Turn
@@ -131,7 +132,13 @@ def truly_sent(story: Story, *texts: str) -> None:
         assert story.desk.done[f"send {text}"] == (result.outcome == "ok")
 
 
-def everywhere(make: Callable[[World], Story], program: Callable[[World, Story], Any]) -> Iterator[tuple[World, Story]]:
+EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
+"""Each commit has one kind of crash; with patience, each has all of them."""
+
+
+def everywhere(
+    make: Callable[[World], Story], program: Callable[[World, Story], Any], every: int
+) -> Iterator[tuple[World, Story]]:
     """Tell a story again and again, each time with another crash, until its end."""
     stories: list[Story] = []
 
@@ -145,7 +152,7 @@ def everywhere(make: Callable[[World], Story], program: Callable[[World, Story],
         stories.append(make(world))
         return world
 
-    for world in crash_everywhere(whole, new_world):
+    for world in crash_everywhere(whole, new_world, every=every):
         yield world, stories[-1]
 
 
@@ -156,7 +163,8 @@ def clerk(prompt: Prompt, _: int) -> Reply:
     return reply(says("Done." if "result:send" in told else "Hello."))
 
 
-def test_a_chat_goes_on_after_a_crash_at_any_commit() -> None:
+@EVERY
+def test_a_chat_goes_on_after_a_crash_at_any_commit(every: int) -> None:
     def make(world: World) -> Story:
         story = Story(world)
         story.models, story.price = [Sensible(world, clerk)], TEN
@@ -169,7 +177,7 @@ def test_a_chat_goes_on_after_a_crash_at_any_commit() -> None:
             await PatientStore(world.store, world.clock).commit(write)
             await story.attend()
 
-    for world, story in everywhere(make, program):
+    for world, story in everywhere(make, program, every):
         made = world.run(judged(world, story))
         assert (made.state, made.terminal_reason) == ("WAITING_FOR_INPUT", ""), world
         truly_sent(story, "1", "2")
@@ -191,7 +199,8 @@ def payer(prompt: Prompt, number: int) -> Reply:
     return msgspec.structs.replace(reply(says("I am go")), stop="max_tokens")
 
 
-def test_a_task_with_retries_a_recovery_and_last_words_goes_on_after_a_crash_at_any_commit() -> None:
+@EVERY
+def test_a_task_with_retries_a_recovery_and_last_words_goes_on_after_a_crash_at_any_commit(every: int) -> None:
     def make(world: World) -> Story:
         story = Story(world, kind="task", more="limits: {max_cost_usd: 1.2}")
         story.models, story.price = [Sensible(world, payer)], TEN
@@ -202,7 +211,7 @@ def test_a_task_with_retries_a_recovery_and_last_words_goes_on_after_a_crash_at_
         if not (await world.session("s")).ended:
             await story.attend()
 
-    for world, story in everywhere(make, program):
+    for world, story in everywhere(make, program, every):
         made = world.run(judged(world, story))
         assert (made.state, made.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached"), world
         paid = [line for line in made.calls if line.name == "pay" and line.cost_usd]
@@ -225,7 +234,8 @@ def watcher(prompt: Prompt, _: int) -> Reply:
     return reply(lines[min(rounds, 3)])
 
 
-def test_an_autonomous_session_goes_on_after_a_crash_at_any_commit() -> None:
+@EVERY
+def test_an_autonomous_session_goes_on_after_a_crash_at_any_commit(every: int) -> None:
     def make(world: World) -> Story:
         story = Story(world, kind="autonomous")
         story.models, story.price = [Sensible(world, watcher)], TEN
@@ -238,7 +248,7 @@ def test_an_autonomous_session_goes_on_after_a_crash_at_any_commit() -> None:
                 await world.clock.sleep(max(0, session.wake_at - world.now))
             await story.attend()
 
-    for world, story in everywhere(make, program):
+    for world, story in everywhere(make, program, every):
         made = world.run(judged(world, story))
         assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
         truly_sent(story, "1")
@@ -254,7 +264,8 @@ def writer(prompt: Prompt, _: int) -> Reply:
     return (calls(("look", {"at": f"{number} {'word ' * 100}"})) if number < 12 else says("Done.")).reply
 
 
-def test_a_history_that_is_cut_and_summarized_is_the_same_after_a_crash_at_any_commit() -> None:
+@EVERY
+def test_a_history_that_is_cut_and_summarized_is_the_same_after_a_crash_at_any_commit(every: int) -> None:
     def make(world: World) -> Story:
         mind = Mind(model="scripted:script", context_strategy="summarize", max_output_tokens=300)
         story = Story(world, kind="task", mind=mind)
@@ -266,7 +277,7 @@ def test_a_history_that_is_cut_and_summarized_is_the_same_after_a_crash_at_any_c
         if not (await world.session("s")).ended:
             await story.attend()
 
-    for world, story in everywhere(make, program):
+    for world, story in everywhere(make, program, every):
         made = world.run(judged(world, story))
         assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
         assert any(line.purpose == "summary" for line in made.requests), world

@@ -189,11 +189,11 @@ async def test_a_task_whose_time_is_up_is_over_wherever_it_is(world: World, plac
 
 
 async def test_a_timeout_of_zero_is_none(world: World) -> None:
-    lines = [*(calls(("look", {"at": f"{number}"}), takes=9 * MINUTE) for number in range(40)), says("Done.")]
+    lines = [*(calls(("look", {"at": f"{number}"}), takes=9 * MINUTE) for number in range(8)), says("Done.")]
     story = Story(world, lines, kind="task", more="limits: {timeout: 0}")
     began = world.now
     await ended(story, await story.run("Take your time."), "COMPLETED", "completed")
-    assert world.now - began >= 360 * MINUTE
+    assert world.now - began >= 72 * MINUTE
 
 
 async def test_a_task_ends_at_its_most_steps(world: World) -> None:

@@ -197,7 +197,7 @@ async def test_an_answer_that_was_erased_is_gone_and_not_asked_for_again(world: 
     erased = BodiesErased(stream=stream, through=9, by="ada")
     await world.store.commit(Write(FLEET, "erase", lambda _: [Draft(erased)], others=(stream,)))
     answer = await desk.asks(model)
-    assert answer == FailedRequest("s.1/0", "error", "Erased: what the model answered was erased", 120)
+    assert answer == FailedRequest("s.1/0", "error", "Erased: what the model answered was erased", 120, tokens=120)
     assert len(model.asked) == 1
 
 

@@ -202,9 +202,12 @@ async def _mortal(program: Coroutine[Any, Any, None]) -> None:
         pass
 
 
-def crash_everywhere(program: Program, new_world: Callable[[Crash | None], World] | None = None) -> Iterator[World]:
+def crash_everywhere(
+    program: Program, new_world: Callable[[Crash | None], World] | None = None, *, every: int = 1
+) -> Iterator[World]:
     """Run a program once without a crash, then once for each of its commits and each kind of crash there.
 
+    Of all these lives only each so many-th is tried, if that is asked for: with 3, every commit has one kind of crash.
     Yields every world with the program finished in it, the uncrashed one first, to be looked at.
     """
     new_world = new_world or (lambda crash: World(crash=crash))
@@ -213,7 +216,9 @@ def crash_everywhere(program: Program, new_world: Callable[[Crash | None], World
         commits = world.commits
         yield world
     for commit in range(1, commits + 1):
-        for kind in CRASH_KINDS:
+        for place, kind in enumerate(CRASH_KINDS):
+            if (commit + place) % every:
+                continue
             with new_world(Crash(commit, kind)) as world:
                 world.run(world.survive(program))
                 yield world
