@@ -227,7 +227,6 @@ async def test_a_secret_of_several_lines_in_what_is_known_right_now_is_not_writt
     assert not any(b"hunter2" in body for body in bodies)
 
 
-@pytest.mark.xfail(strict=True, reason="a cap that a person has set is not lessened by what is kept for last words")
 async def test_after_a_raise_there_are_still_last_words(world: World) -> None:
     dear = [calls("look", usage=used(4000, 85_000)), calls("price", usage=used(4000, 80_000))]
     small = [calls("price", usage=used(400, 600)) for _ in range(40)]

@@ -288,7 +288,9 @@ class Running:
     def left(self) -> tuple[int | None, int | None]:
         """Tell what is left to spend, of money and of tokens, where that is capped."""
         caps = self.standing.caps()
-        cap, budget = caps.session.max_cost_usd if self._cap is None else self._cap[0], caps.token_budget
+        cap, budget = caps.session.max_cost_usd, caps.token_budget
+        if self._cap is not None:
+            cap = None if self._cap[0] is None else self._cap[0] - self.standing.kept_usd
         return (
             None if cap is None else cap - self.spent.usd,
             None if budget is None else budget - self.spent.tokens,

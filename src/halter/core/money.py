@@ -121,6 +121,12 @@ class BudgetRow(Row, frozen=True):
         """Tell the cap that counts for somebody whose configuration says `configured`."""
         return self.cap if self.cap_by else configured
 
+    def lessened(self, kept: int) -> "BudgetRow":
+        """Keep something back of a cap that somebody has set; a configured one is lessened where it is configured."""
+        if not kept or not self.cap_by or self.cap is None:
+            return self
+        return msgspec.structs.replace(self, cap=max(0, self.cap - kept))
+
     def moved(self, *, spent: int = 0, held: int = 0, overrun: int = 0) -> "BudgetRow":
         """Add to the sums."""
         return BudgetRow(

@@ -11,7 +11,7 @@ from halter.core.spec import Phase, Resolved, Rule
 from halter.core.text import clean
 from halter.core.tools import Invalid, Tool, ToolSpec, Valid, secret_names
 from halter.core.vocabulary import Outcome, Purpose
-from halter.guard.judge import Approval, Asked
+from halter.guard.judge import Approval, Asked, Kept
 from halter.guard.levels import audited, needs_approval, rate_of, risk_assessed, rule_of
 from halter.guard.risk import Risk, assess
 from halter.guard.rules import always_of, digest, matches
@@ -51,6 +51,10 @@ class Standing(msgspec.Struct, frozen=True):
     secrets: frozenset[str] = frozenset()
     kept_usd: int = 0
     kept_tokens: int = 0
+
+    def kept(self) -> Kept:
+        """Tell what is kept back, and of whose caps."""
+        return Kept(self.session, self.kept_usd, self.kept_tokens)
 
     def caps(self) -> Caps:
         """Tell what may be spent."""
@@ -96,6 +100,7 @@ def prepare(
         rate=rate_of(rule),
         legs=legs(standing.caps(), spender, now, usd=usd),
         accounts=accounts(policy.caps, spender, now),
+        kept=standing.kept(),
     )
     if needs_approval(rule, policy.mode, asked.risk):
         agreed = "" if asked.risk == "CRITICAL" else _agreed(rules, standing, spec, arguments, now)

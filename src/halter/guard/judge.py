@@ -6,6 +6,7 @@ question to a person, or nothing where other holds must settle first.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
@@ -15,7 +16,7 @@ from halter.core.clock import HOUR
 from halter.core.events import AnyEvent, CallRefused, CallStarted, CostCapReached, DecisionAsked
 from halter.core.ids import Digest, may_decide
 from halter.core.limits import outdated, rolled
-from halter.core.money import CapReached, Leg, MustWait, Reserved, reserve, shown
+from halter.core.money import Account, BudgetRow, CapReached, Leg, MustWait, Reserved, reserve, shown
 from halter.core.ports import Draft, Rows
 from halter.core.project import budget_row, rows_of_hold
 from halter.core.row import RowKey
@@ -62,6 +63,25 @@ class Approval(msgspec.Struct, frozen=True):
     keys: tuple[str, ...] = ()
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """What a session keeps back of its own caps for its last words."""
+
+    session: str = ""
+    usd: int = 0
+    tokens: int = 0
+
+
+NOTHING_KEPT: Final = Kept()
+
+
+def budget_for(rows: Rows, kept: Kept, leg: Account) -> BudgetRow:
+    """Tell what stands against a cap, for somebody who keeps something back."""
+    row = budget_row(rows, leg)
+    if leg.scope != f"session:{kept.session}":
+        return row
+    return row.lessened(kept.usd if leg.unit == "usd" else kept.tokens)
+
+
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one call that can be known before any row is locked.
 
@@ -88,6 +108,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     approval: Approval | None = None
     legs: tuple[Leg, ...] = ()
     accounts: tuple[Leg, ...] = ()
+    kept: Kept = NOTHING_KEPT
     parallel_group: str = ""
     observe: bool = False
     blob: Digest | None = None
@@ -126,7 +147,7 @@ def judge(asked: Asked, rows: Rows) -> Sequence[Draft]:
         waived.append(refusal[0])
     if outdated(asked.legs, rows.now):
         return []
-    verdict = reserve(asked.legs, lambda leg: budget_row(rows, leg))
+    verdict = reserve(asked.legs, partial(budget_for, rows, asked.kept))
     if isinstance(verdict, CapReached) and asked.observe:
         waived.append("cost_cap_reached")
         verdict = reserve(uncapped(asked.legs), lambda leg: budget_row(rows, leg))

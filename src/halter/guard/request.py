@@ -188,6 +188,7 @@ class ModelDoor:
             max_output_tokens=prompt.max_output_tokens,
             min_output_tokens=policy.min_output_tokens,
             scopes=standing.scopes(),
+            kept=standing.kept(),
             flaw=flaw_of(standing, str(model.name)),
             optional=request.optional,
             observe=policy.observe,

@@ -6,6 +6,7 @@ what is written: the intent with its hold, the refusal, or nothing where other h
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -14,13 +15,13 @@ from halter.core.ids import Digest
 from halter.core.limits import Caps, Spender, legs, outdated
 from halter.core.money import BudgetRow, CapReached, Leg, MustWait, Reserved, Unit, reserve
 from halter.core.ports import Draft, Rows
-from halter.core.project import budget_row, rows_of_hold
+from halter.core.project import rows_of_hold
 from halter.core.row import RowKey
 from halter.core.rows import HaltRow
 from halter.core.usage import Rates, Unpriced
 from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.estimate import Estimate, TooDear, estimate
-from halter.guard.judge import cap_sentence, halted, uncapped
+from halter.guard.judge import NOTHING_KEPT, Kept, budget_for, cap_sentence, halted, uncapped
 
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int
     min_output_tokens: int
     scopes: tuple[str, ...] = ()
+    kept: Kept = NOTHING_KEPT
     flaw: tuple[Outcome, str] | None = None
     optional: bool = False
     observe: bool = False
@@ -82,12 +84,12 @@ def weigh(asking: Asking, rows: Rows) -> Sequence[Draft]:
     if outdated(asking.everywhere(), rows.now):
         return []
     fitting = _fitting(asking, rows)
-    verdict = _reserve(asking.legs(fitting.usd, fitting.tokens), rows)
+    verdict = _reserve(asking, asking.legs(fitting.usd, fitting.tokens), rows)
     if asking.observe:
         if isinstance(verdict, CapReached):
             waived.append("cost_cap_reached")
         fitting = _bounded(asking, asking.max_output_tokens, rows.now, left=None)
-        verdict = _reserve(uncapped(asking.legs(fitting.usd, fitting.tokens)), rows)
+        verdict = _reserve(asking, uncapped(asking.legs(fitting.usd, fitting.tokens)), rows)
     match verdict:
         case Reserved():
             return [Draft(_intent(asking, verdict, fitting, waived), asking.body, asking.blob)]
@@ -107,7 +109,7 @@ def _refusals(asking: Asking, rows: Rows) -> Iterable[tuple[Outcome, str]]:
 
 def _left(asking: Asking, rows: Rows, unit: Unit) -> int | None:
     """Tell the least that any cap leaves unspent, or None where no cap binds."""
-    unspent = (_unspent(leg, budget_row(rows, leg)) for leg in asking.everywhere() if leg.unit == unit)
+    unspent = (_unspent(leg, budget_for(rows, asking.kept, leg)) for leg in asking.everywhere() if leg.unit == unit)
     return min((amount for amount in unspent if amount is not None), default=None)
 
 
@@ -136,8 +138,8 @@ def _bounded(asking: Asking, most: int, at: int, left: int | None) -> Estimate:
     return found
 
 
-def _reserve(held: Sequence[Leg], rows: Rows) -> Reserved | MustWait | CapReached:
-    return reserve(held, lambda leg: budget_row(rows, leg))
+def _reserve(asking: Asking, held: Sequence[Leg], rows: Rows) -> Reserved | MustWait | CapReached:
+    return reserve(held, partial(budget_for, rows, asking.kept))
 
 
 def _cap_reached(asking: Asking, verdict: CapReached) -> Sequence[Draft]:
