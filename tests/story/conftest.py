@@ -29,10 +29,10 @@ from halter.core.events import (
 )
 from halter.core.ids import FLEET, WorkerId, inbox_stream, session_stream
 from halter.core.money import Account, Leg
-from halter.core.ports import Committed, Draft, Lease, Write
+from halter.core.ports import Committed, Draft, Lease, Query, Write
 from halter.core.project import rows_of_hold
 from halter.core.row import RowKey
-from halter.core.rows import AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow
+from halter.core.rows import AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow, SessionRow
 from halter.core.vocabulary import State
 from halter.guard.purse import Intent, Truth, change_cap, holding, intent_id, settling
 from halter.journal.chain import START, link
@@ -45,6 +45,7 @@ from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 from halter.state import life
 from halter.state.session import InFlight
+from halter.state.transitions import TRANSITIONS
 
 FLEET_DAY = Account("fleet", "day/2999-01-01", "usd")
 """A day that no store has seen the end of: on PostgreSQL the time is the real one."""
@@ -181,6 +182,9 @@ class Scribe:
         await self.commit(change_cap(account, cap, "ann", next(self._keys), "because"))
 
     async def end(self, session: str, state: State = "COMPLETED", parent: str = "") -> None:
+        (row,) = await self.ground.store.ask(Query("session", SessionRow, {"session": session}))
+        if "RUNNING" in TRANSITIONS[row.state] and state not in TRANSITIONS[row.state]:
+            await self.wake(session, row.inbox_head)
         await self.commit(life.end(self.leases[session], state, "completed", parent))
 
     async def guarded(self, session: str) -> None:

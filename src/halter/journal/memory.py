@@ -2,26 +2,34 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
 from halter.core.errors import BlobMissing
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
+from halter.core.money import BudgetRow
 from halter.core.ports import Beat, Change, Lease, Stored
-from halter.core.row import Row, RowKey
-from halter.core.rows import FREE, SessionRow
+from halter.core.row import Row, RowKey, lock_order
+from halter.core.rows import FREE, DecisionRow, HaltRow, RuleRow, SessionRow
 from halter.journal.apply import Changes
 from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.engine import PROJECTIONS, View
 from halter.journal.sqlite import LEASE, SqliteEngine
 
+BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
+    {"session": SessionRow, "decision": DecisionRow, "budget": BudgetRow}
+)
+WHOLE: Final[Mapping[str, type[Row]]] = MappingProxyType({"all_halts": HaltRow, "all_rules": RuleRow})
+"""Questions that every step of every session asks, and that are no more than a look at a row or at a short table."""
+
 
 class MemoryEngine:
     """Rows and events in dictionaries.
 
-    Questions are answered by a private in-memory SQLite that is brought up to date when somebody asks:
-    so each query is written once, in SQL.
+    Questions are answered by a private in-memory SQLite that is brought up to date when somebody asks: so each query
+    is written once, in SQL. Only the plainest and most frequent ones are answered by the dictionaries themselves.
     """
 
     def __init__(self, *, now: Callable[[], int], new_id: Callable[[], str], lease: int = LEASE) -> None:
@@ -30,6 +38,7 @@ class MemoryEngine:
         self._lease = lease
         self._rows: dict[RowKey, Row] = {}
         self._sessions: dict[str, RowKey] = {}
+        self._tables: dict[type[Row], dict[RowKey, None]] = {kind: {} for kind in WHOLE.values()}
         self._streams: dict[StreamId, list[Stored]] = {}
         self._keys: dict[str, list[tuple[StreamId, int]]] = {}
         self._blobs: dict[Digest, bytes] = {}
@@ -75,6 +84,7 @@ class MemoryEngine:
             self._put(row)
         for key in changes.deletes:
             del self._rows[key]
+            self._tables.get(key[0], {}).pop(key, None)
             self._unmirrored.rows[key] = None
         for event in changes.events:
             self._streams.setdefault(event.stream, []).append(event)
@@ -92,6 +102,8 @@ class MemoryEngine:
             self._unmirrored.rows[key] = None
         if isinstance(row, SessionRow):
             self._sessions[row.session] = key
+        elif key[0] in self._tables:
+            self._tables[key[0]][key] = None
 
     def _erase(self, stream: StreamId, through: int) -> None:
         events = self._streams.get(stream, [])
@@ -129,11 +141,14 @@ class MemoryEngine:
     ) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones; or the one that is named."""
         now = self._renew(worker)
-        mine = [row for row in self._session_rows() if row.format <= program_format]
         if only is not None:
-            named = [row for row in mine if row.session == only and row.started_at and row.ended_at is None]
+            key = self._sessions.get(only)
+            row = self._rows.get(key) if key else None
+            named = [row] if isinstance(row, SessionRow) and row.format <= program_format else []
+            named = [row for row in named if row.started_at and row.ended_at is None]
             taken = [row for row in named if row.owner == FREE or self._orphaned(row, worker, now)]
             return [self._take(row, worker) for row in taken[:limit]]
+        mine = [row for row in self._session_rows() if row.format <= program_format]
         orphans = [row for row in mine if self._orphaned(row, worker, now)]
         due = [row for row in mine if row.owner == FREE and row.due_at is not None and row.due_at <= now]
         due.sort(key=lambda row: (row.due_at, row.session))
@@ -173,14 +188,26 @@ class MemoryEngine:
             self._alive[worker] = 0
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Run a named query on the mirror. Whoever asks does so in another thread than those that write."""
+        """Answer a named query. Whoever asks may do so in another thread than those that write."""
         with self._mirroring:
+            found = self._at_hand(name, params)
+            if found is not None:
+                return [msgspec.structs.asdict(row) for row in found]
             if self._mirror is None:
                 self._mirror = self._whole_mirror()
             else:
                 self._mirror_into(self._mirror, self._unmirrored)
             self._unmirrored = Unmirrored()
             return self._mirror.ask(name, params)
+
+    def _at_hand(self, name: str, params: Mapping[str, Any]) -> Sequence[Row] | None:
+        if name in WHOLE:
+            return [self._rows[key] for key in sorted(self._tables[WHOLE[name]], key=lock_order)]
+        if name not in BY_KEY:
+            return None
+        kind = BY_KEY[name]
+        row = self._rows.get((kind, tuple(params[column] for column in kind.KEY)))
+        return [] if row is None else [row]
 
     def _whole_mirror(self) -> SqliteEngine:
         mirror = SqliteEngine(":memory:", now=self._clock, new_id=lambda: self._store)
@@ -228,6 +255,8 @@ class MemoryEngine:
             view.close()
         self._rows = {key: row for key, row in self._rows.items() if key[0] not in PROJECTIONS}
         self._sessions = {}
+        for table in self._tables.values():
+            table.clear()
         for row in rows:
             self._put(row)
         self._forget_mirror()
