@@ -30,7 +30,7 @@ from halter.guard.request import Answered, FailedRequest, RefusedRequest, Reques
 from halter.state import life
 from halter.state.session import InFlight, Session, replay
 
-LOOK: Final = 30 * SECOND
+LOOK: Final = 10 * SECOND
 """How often somebody who waits looks by itself. Whatever it waits for is written, and hints of that come at once;
 but hints may be lost."""
 
