@@ -1,5 +1,6 @@
 """What a budget does to a turn: the paid answer is kept, calls get results, and there are last words if so wished."""
 
+import asyncio
 from decimal import Decimal
 from typing import Any
 
@@ -221,3 +222,12 @@ async def test_what_costs_more_than_the_cap_stops_the_session_and_is_told_truly(
     assert (await story.receipt()).cost_usd == 2_040_000
     assert [part.outcome for part in story.results()] == ["ok"]
     assert len(story.model.asked) == 1
+
+
+async def test_a_window_that_never_holds_enough_is_not_slept_for(world: World) -> None:
+    story = Story(world, [says("Never asked.")], kind="task", more="limits: {max_cost_usd_per_day: 0.001}")
+    story.price = TEN
+    async with asyncio.timeout(3 * DAY / SECOND):
+        came = await story.run("Look.")
+    assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
+    assert story.model.asked == []

@@ -287,3 +287,14 @@ async def test_a_question_in_a_task_outlives_a_restart(world: World) -> None:
     came = await story.says("blue")
     assert came.state == "COMPLETED"
     assert (await world.events(session_stream("s")))[-1].kind == "session_ended"
+
+
+async def test_what_is_said_while_a_task_comes_to_its_end_is_still_answered(world: World) -> None:
+    story = Story(world, [says("Done.", takes=10 * SECOND), says("That, too.")], kind="task")
+    await story.begin("Do it.")
+    attending = asyncio.ensure_future(story.attend())
+    await world.clock.sleep(SECOND)
+    await world.say("s", "And that?")
+    assert (await attending).state == "COMPLETED"
+    assert [each.turn for each in (await story.receipt()).turns] == [1, 2]
+    assert "And that?" in story.model.asked[1].messages[-1].parts[0].text
