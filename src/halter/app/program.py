@@ -1,6 +1,7 @@
 """What programs say of their guards and agents, read as if it stood in the two files; and the store they work on."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ async def opened(
 T = TypeVar("T")
 
 
-class Program(Generic[T]):
+class Program(ABC, Generic[T]):
     """Something that a program gives its tools to, then opens: it works as long as it is open."""
 
     NOUN: ClassVar[str]
@@ -117,9 +118,9 @@ class Program(Generic[T]):
         if stack is not None:
             await stack.__aexit__(kind, error, trace)
 
+    @abstractmethod
     def _opening(self) -> AbstractAsyncContextManager[T]:
         """Open what the program works with."""
-        raise NotImplementedError
 
     def _held(self) -> AbstractAsyncContextManager[Held]:
         return opened(self._name, self._settings, self._options, self._environ)
