@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from hashlib import sha256
 from typing import Final, Protocol, TypeVar
 
@@ -15,7 +16,7 @@ import msgspec
 from halter.core.errors import LeaseLost, StoreUnavailable, StoreUnusable
 from halter.core.events import FORMAT
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
-from halter.core.ports import Beat, Change, Committed, Lease, Query, Stored, Write
+from halter.core.ports import EVERY_STREAM, Beat, Change, Committed, Lease, Query, Stored, Write
 from halter.core.row import Row
 from halter.core.text import clean
 from halter.journal.apply import Applier, apply
@@ -73,6 +74,8 @@ class JournalStore:
         self._writing_now = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "halter-journal-writer")
         self._reader = ThreadPoolExecutor(1, "halter-journal-reader")
+        # A thread of its own: those that everybody shares may all be stuck, and nobody would hear of others' writes.
+        self._watching = ThreadPoolExecutor(1, "halter-journal-watcher")
         self._timers: dict[Observer, asyncio.TimerHandle] = {}
         # Not a set: followers are told in one order, so that a run can be replayed.
         self._followers: dict[asyncio.Queue[Change], None] = {}
@@ -99,9 +102,11 @@ class JournalStore:
         """Return the events of a stream that follow `after`, in order."""
         return await self._reading(lambda: self._engine.read(StreamId(clean(stream)), after, limit))
 
-    async def claim(self, worker: WorkerId, limit: int, only: SessionId | None = None) -> Sequence[Lease]:
+    async def claim(
+        self, worker: WorkerId, limit: int, only: SessionId | None = None, agents: Sequence[str] | None = None
+    ) -> Sequence[Lease]:
         """Take sessions that are due or orphaned, or the one that is named; each gets its next generation."""
-        return await self._writing(lambda: self._engine.claim(worker, limit, FORMAT, only))
+        return await self._writing(lambda: self._engine.claim(worker, limit, FORMAT, only, agents))
 
     async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}) -> Beat:
         """Renew all leases of a worker."""
@@ -181,6 +186,7 @@ class JournalStore:
         self._closed = True
         if self._watcher is not None:
             await asyncio.wait([self._watcher])
+        self._watching.shutdown()
         for timer in self._timers.values():
             timer.cancel()
         for observer in self._observers:
@@ -288,8 +294,10 @@ class JournalStore:
     async def _watch(self) -> None:
         while not self._closed:
             try:
-                self._hint(await asyncio.to_thread(self._engine.wait_for_others, WATCH_SECONDS))
-            except (StoreUnavailable, StoreUnusable):
+                look = partial(self._engine.wait_for_others, WATCH_SECONDS)
+                self._hint(await asyncio.get_running_loop().run_in_executor(self._watching, look))
+            except Exception:  # noqa: BLE001  whatever it was, a watcher that ends leaves everybody deaf
+                self._hint([Change(EVERY_STREAM, 0)])
                 await asyncio.sleep(WATCH_SECONDS)
 
     async def _writing(self, job: Callable[[], T]) -> T:
