@@ -357,3 +357,41 @@ async def test_a_worker_that_leaves_in_good_order_keeps_nobody_waiting(store: Jo
     with pytest.raises(LeaseLost):
         await store.commit(writing(lease))
     await store.leave(WorkerId("nobody"))
+
+
+async def test_a_claim_for_some_agents_takes_only_what_runs_by_itself_of_theirs(store: JournalStore) -> None:
+    for agent in ("watcher", "other"):
+        for kind in ("autonomous", "chat", "task"):
+            event = SessionStarted(session=f"{agent} {kind}", agent=agent, kind=kind, started_by="a person")
+            await store.commit(life.start(event))
+    fired = SessionStarted(session="fired", agent="watcher", kind="task", started_by="a trigger", trigger="nightly")
+    await store.commit(life.start(fired))
+    assert await store.claim(ANNA, 10, agents=()) == []
+    assert names(await store.claim(ANNA, 10, agents=("watcher", "nobody"))) == ["fired", "watcher autonomous"]
+    assert len(await store.claim(ANNA, 10)) == 5
+
+
+async def test_orphans_of_other_agents_are_left_to_whoever_runs_them(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await start(store, ONE)
+    await claim_one(store)
+    assert await store.claim(BERT, 10, agents=("other",)) == []
+    assert names(await store.claim(BERT, 10, agents=("watcher",))) == [ONE]
+
+
+async def test_the_next_moment_that_somebody_is_due_is_known(store: JournalStore) -> None:
+    await start(store, ONE)
+    lease = await claim_one(store)
+    now = (await store.beat(ANNA)).now
+    await store.commit(life.park(lease, "park", parked(wake_at=now + DAY)))
+    assert await store.ask(Query("next_due", dict[str, int | None], {"now": now})) == [{"due_at": now + DAY}]
+    assert await store.ask(Query("next_due", dict[str, int | None], {"now": now + DAY})) == [{"due_at": None}]
+
+
+async def test_the_hot_state_of_a_session_is_kept_for_its_successor(store: JournalStore) -> None:
+    await start(store, ONE)
+    assert await store.ask(Query("snapshot", dict[str, Any], {"session": ONE})) == []
+    await claim_one(store)
+    now = (await store.beat(ANNA, {ONE: b"hot", SessionId("another"): b"not mine"})).now
+    assert await store.ask(Query("snapshot", dict[str, Any], {"session": ONE})) == [{"at": now, "data": b"hot"}]
+    assert await store.ask(Query("snapshot", dict[str, Any], {"session": "another"})) == []

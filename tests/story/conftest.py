@@ -12,6 +12,7 @@ import pytest
 
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import (
+    AgentSwitched,
     CallRefused,
     CallSettled,
     CallStarted,
@@ -32,7 +33,7 @@ from halter.core.money import Account, Leg
 from halter.core.ports import Committed, Draft, Lease, Query, Write
 from halter.core.project import rows_of_hold
 from halter.core.row import RowKey
-from halter.core.rows import AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow, SessionRow
+from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow, SessionRow
 from halter.core.vocabulary import State
 from halter.guard.purse import Intent, Truth, change_cap, holding, intent_id, settling
 from halter.journal.chain import START, link
@@ -206,7 +207,7 @@ class Scribe:
             await self.commit(Write(stream, next(self._keys), lambda _, drafts=drafts: drafts, rows, lease))
             if event is ask:
                 await self.commit(Write(inbox_stream(session), next(self._keys), lambda _: [Draft(made)], rows))
-        said = [(RuleRow, ("r",)), (PinRow, ("watcher", "web__get")), (HaltRow, ("fleet",))]
+        said = [(RuleRow, ("r",)), (PinRow, ("watcher", "web__get")), (AgentRow, ("watcher",)), (HaltRow, ("fleet",))]
         rule: dict[str, Any] = {
             "rule": "r",
             "tool": "look",
@@ -221,6 +222,7 @@ class Scribe:
             RuleMade(**rule, by="ann", expires_at=9),
             RuleEnded(rule="r", by="ann"),
             ToolPinned(agent="watcher", tool="web__get", digest="d", by="ann"),
+            AgentSwitched(agent="watcher", on=True, by="ann"),
         ):
             drafts = [Draft(event)]
             await self.commit(Write(FLEET, next(self._keys), lambda _, drafts=drafts: drafts, said))

@@ -6,7 +6,9 @@ import msgspec
 
 from halter.core.durations import shown_duration
 from halter.core.events import (
+    AgentSwitched,
     AnyEvent,
+    AttendingFailed,
     BodiesErased,
     CallRefused,
     CallSettled,
@@ -16,8 +18,10 @@ from halter.core.events import (
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    GuardrailTriggered,
     HaltLifted,
     HaltRequested,
+    HotStateSeen,
     MessageAdded,
     OverrunIncurred,
     RequestRefused,
@@ -25,6 +29,7 @@ from halter.core.events import (
     RequestStarted,
     RuleEnded,
     RuleMade,
+    SensorChanged,
     SessionEnded,
     SessionParked,
     SessionResumed,
@@ -32,6 +37,7 @@ from halter.core.events import (
     SessionWoken,
     ToolPinned,
     TurnEnded,
+    TurnSkipped,
     TurnStarted,
     Unknown,
     WakePosted,
@@ -81,6 +87,10 @@ def _told(event: AnyEvent | Unknown) -> str:
             return _of_people(event)
         case CostCapReached() | OverrunIncurred() | CapChanged():
             return _of_money(event)
+        case HotStateSeen() | TurnSkipped() | GuardrailTriggered() | SensorChanged() | AttendingFailed():
+            return _of_autonomy(event)
+        case AgentSwitched():
+            return f"{event.agent} {'on' if event.on else 'off'}, by {event.by}{_because(event.reason)}"
         case ToolPinned():
             return f"{event.tool} of {event.agent}, by {event.by}"
         case BodiesErased():
@@ -115,6 +125,21 @@ def _of_a_turn(event: SessionResumed | TurnStarted | MessageAdded | ContextCut |
             return f"messages before {event.through} are left out ({event.strategy})"
         case TurnEnded():
             return f"turn {event.turn}, {event.why}{_because(event.sentence)}"
+
+
+def _of_autonomy(event: HotStateSeen | TurnSkipped | GuardrailTriggered | SensorChanged | AttendingFailed) -> str:
+    match event:
+        case HotStateSeen():
+            return f"by turn {event.turn}"
+        case TurnSkipped():
+            return f"{event.stage}, {event.skips} in a row{_because(event.sentence)}"
+        case GuardrailTriggered():
+            return f"{event.guardrail}{_because(event.sentence)}"
+        case SensorChanged():
+            return f"{event.sensor} is {event.health}{_because(event.sentence)}"
+        case AttendingFailed():
+            left = ", so it is left to a person" if event.quarantined else ""
+            return f"{event.failures} in a row{left}: {event.error}"
 
 
 def _of_work(

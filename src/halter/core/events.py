@@ -24,10 +24,13 @@ from halter.core.acts import (
 )
 from halter.core.event import Event
 from halter.core.money import Charge, Leg, Unit
+from halter.core.sensing import Health
 from halter.core.tools import Level
 from halter.core.vocabulary import (
     Cause,
     DecisionKind,
+    GateStage,
+    Guardrail,
     MessageReason,
     Origin,
     RiskLevel,
@@ -39,7 +42,7 @@ from halter.core.vocabulary import (
     YieldMode,
 )
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """What a program must understand to take a session. It rises when a new event changes the meaning of old ones."""
 
 
@@ -167,7 +170,8 @@ class TurnEnded(Event, frozen=True, kw_only=True):
 class WakePosted(Event, frozen=True, kw_only=True):
     """Something arrived in a session's inbox; its body is what was said.
 
-    Whether it wakes the session is decided where it is posted, against the session's locked row.
+    Whether it wakes the session is decided where it is posted, against the session's locked row. What `notifies`
+    stands at the top of the next turn and is no part of what is said there.
     """
 
     KIND: ClassVar[str] = "wake_posted"
@@ -178,6 +182,69 @@ class WakePosted(Event, frozen=True, kw_only=True):
     trusted: bool = False
     wakes: bool = True
     name: str = ""
+    notifies: bool = False
+
+
+class HotStateSeen(Event, frozen=True, kw_only=True):
+    """What a turn saw of the hot state, where that was not the same as before; its body is the values, as JSON."""
+
+    KIND: ClassVar[str] = "hot_state_seen"
+
+    turn: int
+    digest: str
+
+
+class TurnSkipped(Event, frozen=True, kw_only=True):
+    """The gate found no turn worth its cost: the session sleeps on as it had chosen. `skips` are those in a row."""
+
+    KIND: ClassVar[str] = "turn_skipped"
+
+    stage: GateStage
+    skips: int
+    sentence: str = ""
+
+
+class GuardrailTriggered(Event, frozen=True, kw_only=True):
+    """A mechanical rule held an agent back that runs by itself; `until` is when it may go on, if time decides that."""
+
+    KIND: ClassVar[str] = "guardrail_triggered"
+
+    guardrail: Guardrail
+    turn: int
+    sentence: str
+    until: int | None = None
+
+
+class SensorChanged(Event, frozen=True, kw_only=True):
+    """A sensor that could read no longer can, or can again."""
+
+    KIND: ClassVar[str] = "sensor_changed"
+
+    sensor: str
+    health: Health
+    failures: int = 0
+    sentence: str = ""
+
+
+class AttendingFailed(Event, frozen=True, kw_only=True):
+    """Whoever worked on a session broke down over it; after `failures` in a row it is left to a person."""
+
+    KIND: ClassVar[str] = "attending_failed"
+
+    failures: int
+    error: str
+    quarantined: bool = False
+
+
+class AgentSwitched(Event, frozen=True, kw_only=True):
+    """A person switched an agent on, to run by itself, or off."""
+
+    KIND: ClassVar[str] = "agent_switched"
+
+    agent: str
+    on: bool
+    by: str
+    reason: str = ""
 
 
 class HaltRequested(Event, frozen=True, kw_only=True):
@@ -320,6 +387,12 @@ AnyEvent = (
     | ContextCut
     | TurnEnded
     | WakePosted
+    | HotStateSeen
+    | TurnSkipped
+    | GuardrailTriggered
+    | SensorChanged
+    | AttendingFailed
+    | AgentSwitched
     | RequestStarted
     | RequestSettled
     | RequestRefused

@@ -146,10 +146,13 @@ class Store(Protocol):
         """Return the events of a stream that follow `after`, in order."""
         ...
 
-    async def claim(self, worker: WorkerId, limit: int, only: SessionId | None = None) -> Sequence[Lease]:
+    async def claim(
+        self, worker: WorkerId, limit: int, only: SessionId | None = None, agents: Sequence[str] | None = None
+    ) -> Sequence[Lease]:
         """Take sessions that are due, or whose owner's lease ran out; each gets its next generation.
 
-        A session that is named is taken also before it is due, unless somebody owns it or it is over.
+        A session that is named is taken also before it is due, unless somebody owns it or it is over. Where agents are
+        named, only those of their sessions are taken that nobody sits before.
         """
         ...
 

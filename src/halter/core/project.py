@@ -11,7 +11,9 @@ import msgspec
 
 from halter.core.decided import decision_asked, decision_made, rule_made
 from halter.core.events import (
+    AgentSwitched,
     AnyEvent,
+    AttendingFailed,
     BodiesErased,
     CallRefused,
     CallSettled,
@@ -21,8 +23,10 @@ from halter.core.events import (
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    GuardrailTriggered,
     HaltLifted,
     HaltRequested,
+    HotStateSeen,
     MessageAdded,
     OverrunIncurred,
     RequestRefused,
@@ -30,6 +34,7 @@ from halter.core.events import (
     RequestStarted,
     RuleEnded,
     RuleMade,
+    SensorChanged,
     SessionEnded,
     SessionParked,
     SessionResumed,
@@ -37,6 +42,7 @@ from halter.core.events import (
     SessionWoken,
     ToolPinned,
     TurnEnded,
+    TurnSkipped,
     TurnStarted,
     WakePosted,
 )
@@ -46,6 +52,7 @@ from halter.core.place import Known, Place, session_at
 from halter.core.row import Row, RowKey
 from halter.core.rows import (
     FREE,
+    AgentRow,
     AuditRow,
     DecisionRow,
     HaltRow,
@@ -124,7 +131,21 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
             yield PinRow(event.agent, event.tool, event.digest, event.by, place.at)
         case BodiesErased():
             yield Erase(StreamId(event.stream), event.through)
-        case CostCapReached() | OverrunIncurred() | RequestRefused() | MessageAdded() | ContextCut() | TurnEnded():
+        case AgentSwitched():
+            yield AgentRow(event.agent, int(event.on), place.at, event.by, event.reason)
+        case (
+            CostCapReached()
+            | OverrunIncurred()
+            | RequestRefused()
+            | MessageAdded()
+            | ContextCut()
+            | TurnEnded()
+            | HotStateSeen()
+            | TurnSkipped()
+            | GuardrailTriggered()
+            | SensorChanged()
+            | AttendingFailed()
+        ):
             pass
 
 

@@ -67,6 +67,11 @@ class SessionRow(Row, frozen=True):
         """Tell where this row stands."""
         return (SessionRow, (self.session,))
 
+    @property
+    def unattended(self) -> bool:
+        """Tell whether nobody sits before it: it runs by itself, or something triggered it."""
+        return self.kind == "autonomous" or self.trigger != ""
+
     def scheduled(self) -> "SessionRow":
         """Work out when the session is due: by its own timer, or by what in its inbox it has not seen."""
         return msgspec.structs.replace(self, due_at=self._due())
@@ -217,6 +222,19 @@ class PinRow(Row, frozen=True):
     at: int
 
 
+class AgentRow(Row, frozen=True):
+    """Whether an agent may run by itself, and who said so."""
+
+    TABLE: ClassVar[str] = "agents"
+    KEY: ClassVar[tuple[str, ...]] = ("agent",)
+
+    agent: str
+    switched_on: int
+    at: int
+    by: str
+    reason: str
+
+
 class AuditRow(Row, frozen=True):
     """One call as an auditor wants to see it. Without an outcome it is under way, or in doubt.
 
@@ -254,5 +272,6 @@ TABLES: Final[tuple[type[Row], ...]] = (
     DecisionRow,
     RuleRow,
     PinRow,
+    AgentRow,
     AuditRow,
 )

@@ -84,6 +84,19 @@ MessageReason = Literal[
 ]
 """Why the runtime tells a model something that no person is shown."""
 
+Guardrail = Literal[
+    "max_consecutive_turns",
+    "token_budget_per_hour",
+    "max_actions_per_minute",
+    "idle_timeout",
+    "active_hours",
+    "restart_intensity",
+]
+"""The mechanical rules of an agent that runs by itself."""
+
+GateStage = Literal["change", "expression", "model"]
+"""What of a gate said that a turn is not worth it."""
+
 YieldMode = Literal["continue", "sleep", "shutdown"]
 
 Cause = Literal["timer", "signal", "message", "decision", "trigger", "child", "webhook"]

@@ -39,9 +39,14 @@ class _Watched(_Passing):
         self._during(self.real.commit)
 
     def claim(
-        self, worker: WorkerId, limit: int, program_format: int, only: SessionId | None = None
+        self,
+        worker: WorkerId,
+        limit: int,
+        program_format: int,
+        only: SessionId | None = None,
+        agents: Sequence[str] | None = None,
     ) -> Sequence[Lease]:
-        return self._during(lambda: self.real.claim(worker, limit, program_format, only))
+        return self._during(lambda: self.real.claim(worker, limit, program_format, only, agents))
 
     def put(self, digest: Digest, data: bytes) -> None:
         self._during(lambda: self.real.put(digest, data))
@@ -82,10 +87,15 @@ class _WriteBehind(_Passing):
             self._write()
 
     def claim(
-        self, worker: WorkerId, limit: int, program_format: int, only: SessionId | None = None
+        self,
+        worker: WorkerId,
+        limit: int,
+        program_format: int,
+        only: SessionId | None = None,
+        agents: Sequence[str] | None = None,
     ) -> Sequence[Lease]:
         self._write()
-        return self.real.claim(worker, limit, program_format, only)
+        return self.real.claim(worker, limit, program_format, only, agents)
 
     def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
         self._write()

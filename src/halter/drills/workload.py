@@ -87,9 +87,11 @@ class Witness(Relay):
             self._acknowledged([(stored, self._folded(stored)) for stored in committed.events])
         return committed
 
-    async def claim(self, worker: WorkerId, limit: int, only: SessionId | None = None) -> Sequence[Lease]:
+    async def claim(
+        self, worker: WorkerId, limit: int, only: SessionId | None = None, agents: Sequence[str] | None = None
+    ) -> Sequence[Lease]:
         """Claim and tell: a lease is no event, but it was acknowledged too."""
-        leases = await self._store.claim(worker, limit, only)
+        leases = await self._store.claim(worker, limit, only, agents)
         self._acknowledged(())
         return leases
 

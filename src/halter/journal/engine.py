@@ -87,7 +87,12 @@ class Engine(Protocol):
         ...
 
     def claim(
-        self, worker: WorkerId, limit: int, program_format: int, only: SessionId | None = None
+        self,
+        worker: WorkerId,
+        limit: int,
+        program_format: int,
+        only: SessionId | None = None,
+        agents: Sequence[str] | None = None,
     ) -> Sequence[Lease]:
         """Take due and orphaned sessions that this program understands, or one that is named and nobody owns."""
         ...

@@ -12,7 +12,7 @@ from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.money import BudgetRow
 from halter.core.ports import Beat, Change, Lease, Stored
 from halter.core.row import Row, RowKey, lock_order
-from halter.core.rows import FREE, DecisionRow, HaltRow, RuleRow, SessionRow
+from halter.core.rows import FREE, AgentRow, DecisionRow, HaltRow, RuleRow, SessionRow
 from halter.journal.apply import Changes
 from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.engine import PROJECTIONS, View
@@ -21,7 +21,9 @@ from halter.journal.sqlite import LEASE, SqliteEngine
 BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {"session": SessionRow, "decision": DecisionRow, "budget": BudgetRow}
 )
-WHOLE: Final[Mapping[str, type[Row]]] = MappingProxyType({"all_halts": HaltRow, "all_rules": RuleRow})
+WHOLE: Final[Mapping[str, type[Row]]] = MappingProxyType(
+    {"all_halts": HaltRow, "all_rules": RuleRow, "all_agents": AgentRow}
+)
 """Questions that every step of every session asks, and that are no more than a look at a row or at a short table."""
 
 
@@ -137,7 +139,12 @@ class MemoryEngine:
         return self._streams.get(stream, [])[after : after + limit]
 
     def claim(
-        self, worker: WorkerId, limit: int, program_format: int, only: SessionId | None = None
+        self,
+        worker: WorkerId,
+        limit: int,
+        program_format: int,
+        only: SessionId | None = None,
+        agents: Sequence[str] | None = None,
     ) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones; or the one that is named."""
         now = self._renew(worker)
@@ -149,6 +156,8 @@ class MemoryEngine:
             taken = [row for row in named if row.owner == FREE or self._orphaned(row, worker, now)]
             return [self._take(row, worker) for row in taken[:limit]]
         mine = [row for row in self._session_rows() if row.format <= program_format]
+        if agents is not None:
+            mine = [row for row in mine if row.agent in agents and row.unattended]
         orphans = [row for row in mine if self._orphaned(row, worker, now)]
         due = [row for row in mine if row.owner == FREE and row.due_at is not None and row.due_at <= now]
         due.sort(key=lambda row: (row.due_at, row.session))
@@ -193,6 +202,12 @@ class MemoryEngine:
             found = self._at_hand(name, params)
             if found is not None:
                 return [msgspec.structs.asdict(row) for row in found]
+            if name == "snapshot":
+                kept = self._snapshots.get(SessionId(params["session"]))
+                return [] if kept is None else [{"at": kept[0], "data": kept[1]}]
+            if name == "next_due":
+                due = (row.due_at for row in self._session_rows() if row.owner == FREE and row.due_at is not None)
+                return [{"due_at": min((at for at in due if at > params["now"]), default=None)}]
             if self._mirror is None:
                 self._mirror = self._whole_mirror()
             else:

@@ -159,7 +159,12 @@ class PostgresEngine:
             return [stored(row) for row in connection.execute(self._sql["read"], params, binary=True)]
 
     def claim(
-        self, worker: WorkerId, limit: int, program_format: int, only: SessionId | None = None
+        self,
+        worker: WorkerId,
+        limit: int,
+        program_format: int,
+        only: SessionId | None = None,
+        agents: Sequence[str] | None = None,
     ) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones; or the one that is named."""
         with self._transaction() as connection:
@@ -167,7 +172,7 @@ class PostgresEngine:
             leases: list[Lease] = []
             for name in ("claim_orphans", "claim_due") if only is None else ("claim_one",):
                 params = {"worker": worker, "now": now, "format": program_format, "limit": limit - len(leases)}
-                params |= {} if only is None else {"session": only}
+                params |= {"agents": None if agents is None else Texts(agents)} if only is None else {"session": only}
                 leases += [
                     Lease(SessionId(row[0]), worker, row[1]) for row in connection.execute(self._sql[name], params)
                 ]

@@ -26,9 +26,11 @@ class Relay:
         """Pass a reading on."""
         return await self._passed(lambda: self._store.read(stream, after, limit))
 
-    async def claim(self, worker: WorkerId, limit: int, only: SessionId | None = None) -> Sequence[Lease]:
+    async def claim(
+        self, worker: WorkerId, limit: int, only: SessionId | None = None, agents: Sequence[str] | None = None
+    ) -> Sequence[Lease]:
         """Pass a claim on."""
-        return await self._passed(lambda: self._store.claim(worker, limit, only))
+        return await self._passed(lambda: self._store.claim(worker, limit, only, agents))
 
     async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}) -> Beat:
         """Pass a heartbeat on."""

@@ -171,7 +171,12 @@ class SqliteEngine:
             return [stored(row) for row in self._reader.execute(self._sql["read"], params)]
 
     def claim(
-        self, worker: WorkerId, limit: int, program_format: int, only: SessionId | None = None
+        self,
+        worker: WorkerId,
+        limit: int,
+        program_format: int,
+        only: SessionId | None = None,
+        agents: Sequence[str] | None = None,
     ) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones; or the one that is named."""
         with self._transaction() as execute:
@@ -180,7 +185,11 @@ class SqliteEngine:
             leases: list[Lease] = []
             for name in ("claim_orphans", "claim_due") if only is None else ("claim_one",):
                 params = {"worker": worker, "now": now, "format": program_format, "limit": limit - len(leases)}
-                params |= {} if only is None else {"session": only}
+                params |= (
+                    {"agents": None if agents is None else msgspec.json.encode(list(agents)).decode()}
+                    if only is None
+                    else {"session": only}
+                )
                 leases += [Lease(SessionId(row[0]), worker, row[1]) for row in execute(self._sql[name], params)]
             return leases
 

@@ -15,15 +15,15 @@ A rule's calls are made one after the other, and its yield comes last. A rule th
 passed over, unless it says `once: false`.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from halter.core.counting import most_tokens
 from halter.core.durations import parse_duration
 from halter.core.errors import ConfigError
+from halter.core.expressions import Expression, compiled, plain
 from halter.core.messages import Hear, Message, Prompt, Reply, Text, ToolCall, ToolResult
 from halter.core.text import clean, listed
 from halter.core.tools import Permit
@@ -34,34 +34,21 @@ REFLEX: Final = ModelName("reflex", "rules")
 NO_RULE: Final = "No rule applies."
 YIELD: Final = "yield"
 
-_NAMES: Final = ("hot", "message", "results", "step")
-_TYPES: Final = frozenset(("bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint"))
-_BOUND: Final = re.compile(r"\.(?:all|exists|exists_one|filter|map)\(\s*(\w+)\s*,")
-
-
-class _Program(Protocol):
-    """A compiled expression."""
-
-    def execute(self, context: dict[str, Any]) -> Any: ...
-    def variables(self) -> list[str]: ...
+_NOTHING: Final[Mapping[str, Any]] = {"hot": {}, "message": "", "results": [], "step": 0}
+"""The names that a condition may ask for, each without a value."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """What to say and do, and when. Without a condition a rule always holds."""
 
-    when: _Program | None = None
+    when: Expression | None = None
     say: str = ""
     calls: tuple[ToolCall, ...] = ()
     once: bool = True
 
     def holds(self, context: dict[str, Any]) -> bool:
         """Tell whether the condition is true, and not only something else than false."""
-        if self.when is None:
-            return True
-        try:
-            return self.when.execute(context) is True
-        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError):
-            return False
+        return self.when is None or self.when.holds(context)
 
 
 class Reflex:
@@ -130,24 +117,11 @@ def _context(prompt: Prompt, turn: Sequence[Message]) -> dict[str, Any]:
     given = ([part for part in message.parts if isinstance(part, ToolResult)] for message in reversed(turn))
     results = next(filter(None, given), ())
     return {
-        "hot": _plain(prompt.facts),
+        "hot": plain(prompt.facts),
         "message": clean("\n".join(said)),
         "results": [{"tool": each.tool, "outcome": each.outcome, "text": clean(each.text)} for each in results],
         "step": sum(message.role == "assistant" for message in turn),
     }
-
-
-def _plain(value: Any) -> Any:
-    """Make a value one that an expression can look at, whatever it is."""
-    match value:
-        case None | bool() | int() | float():
-            return value
-        case Mapping():
-            return {clean(str(key)): _plain(each) for key, each in cast("Mapping[Any, Any]", value).items()}
-        case list() | tuple():
-            return [_plain(each) for each in cast("Sequence[Any]", value)]
-        case _:
-            return clean(str(value))
 
 
 class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -197,7 +171,7 @@ def _rule(value: Any, index: int, where: Where) -> Rule:
     calls = _calls(written, index, where)
     if not (calls or written.say):
         raise ConfigError(f"{where((index,))}: this rule does nothing: give it `call`, `calls`, `say` or `yield`.")
-    when = None if written.when is None else _compiled(written.when, where((index, "when")))
+    when = None if written.when is None else compiled(written.when, _NOTHING, where((index, "when")), who="a rule")
     return Rule(when=when, say=written.say, calls=calls, once=written.once)
 
 
@@ -221,33 +195,3 @@ def _check_sleep(sleep: str | float | None, place: str) -> None:
             raise ConfigError(f"{place}: {error}") from None
     elif sleep is not None and not sleep >= 0:
         raise ConfigError(f"{place}: {sleep} is no number of seconds that can pass; write it like 5m.")
-
-
-def _compiled(expression: str, place: str) -> _Program:
-    import cel
-
-    try:
-        program = cel.compile(expression)
-    except ValueError as error:
-        told = str(error).partition("Syntax error: ")[2].partition("\n")[0] or "it cannot be read"
-        raise ConfigError(f"{place}: the condition `{expression}` is no CEL expression: {told}.") from None
-    unknown = set(program.variables()) - {*_NAMES, *_TYPES, *_BOUND.findall(expression)}
-    if unknown:
-        raise ConfigError(
-            f"{place}: the condition `{expression}` asks for {listed(sorted(unknown))}, "
-            f"but a rule knows only {listed(_NAMES)}."
-        )
-    _try_out(program, expression, place)
-    return program
-
-
-def _try_out(program: _Program, expression: str, place: str) -> None:
-    """Find what is wrong with an expression whatever it is given, such as a function that does not exist."""
-    try:
-        program.execute({"hot": {}, "message": "", "results": [], "step": 0})
-    except RuntimeError as error:
-        told = str(error).partition(". Check")[0]
-        raise ConfigError(f"{place}: the condition `{expression}` cannot be worked out: {told}.") from None
-    except (LookupError, TypeError, ValueError, ArithmeticError):
-        # Nothing is known yet, so that most conditions have nothing to look at.
-        return

@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 
 from halter.core.events import (
+    AgentSwitched,
+    AttendingFailed,
     BodiesErased,
     CallRefused,
     CallSettled,
@@ -15,8 +17,10 @@ from halter.core.events import (
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    GuardrailTriggered,
     HaltLifted,
     HaltRequested,
+    HotStateSeen,
     MessageAdded,
     OverrunIncurred,
     RequestRefused,
@@ -24,6 +28,7 @@ from halter.core.events import (
     RequestStarted,
     RuleEnded,
     RuleMade,
+    SensorChanged,
     SessionEnded,
     SessionParked,
     SessionResumed,
@@ -31,6 +36,7 @@ from halter.core.events import (
     SessionWoken,
     ToolPinned,
     TurnEnded,
+    TurnSkipped,
     TurnStarted,
     Unknown,
     WakePosted,
@@ -167,7 +173,9 @@ def fold(session: Session, stored: Stored) -> Session:
             return _next(session, stored)
         case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted() | DecisionMade():
             return _next(session, stored)
-        case RuleMade() | RuleEnded() | ToolPinned():
+        case RuleMade() | RuleEnded() | ToolPinned() | AgentSwitched():
+            return _next(session, stored)
+        case HotStateSeen() | TurnSkipped() | GuardrailTriggered() | SensorChanged() | AttendingFailed():
             return _next(session, stored)
         case Unknown():
             message = (

@@ -99,6 +99,22 @@ SELECT * FROM rules ORDER BY rule;
 -- As what each agent may use the tools of its servers.
 SELECT * FROM pins ORDER BY agent, tool;
 
+-- name: all_agents
+-- Which agents were switched on or off.
+SELECT * FROM agents ORDER BY agent;
+
+-- name: snapshot
+-- The hot state that a session was last seen with.
+SELECT at, data FROM snapshots WHERE session = :session;
+
+-- name: next_due
+-- When the next session is due that nobody owns.
+SELECT MIN(due_at) AS due_at FROM sessions WHERE owner = '' AND due_at > :now;
+
+-- name: sessions_of
+-- The sessions of one agent and kind, the newest first.
+SELECT * FROM sessions WHERE agent = :agent AND kind = :kind ORDER BY started_at DESC, session DESC LIMIT :limit;
+
 -- name: audit_since
 -- The audit after a moment and a call, in pages; with what was said where it is still there.
 SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
