@@ -4,6 +4,7 @@ Before each step: a halt, a cancel, the time, the number of steps, in this order
 itself, at the door of each request and call; what it found is known here by what became of them.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from halter.brain import words
 from halter.brain.repetition import Loop, stuck
 from halter.brain.turn import Failure, Turn
-from halter.core.clock import SECOND
+from halter.core.clock import MINUTE, SECOND
 from halter.core.messages import ToolCall
 from halter.core.spec import OnCap
 from halter.core.vocabulary import MessageReason, Outcome, SessionKind, State, TerminalReason, TurnEnd
@@ -47,6 +48,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     expects_output: bool = False
     min_sleep: int = SECOND
     max_sleep: int = 24 * 3600 * SECOND
+    max_actions_per_minute: int = 0
 
 
 class Think(msgspec.Struct, frozen=True):
@@ -107,6 +109,13 @@ def next_step(turn: Turn, rules: Rules, now: int, *, near_budget: bool = False, 
     if turn.steps >= rules.max_steps:
         return Finish("max_steps", f"The turn took {_counted(turn.steps, 'step')}, which is the most that it may take.")
     return _going_on(turn, rules, near_budget=near_budget, chance=chance)
+
+
+def allowed(actions: Sequence[int], now: int, most: int) -> int:
+    """Tell how many calls may change something now, after those of the last minute; without a limit, as many as come."""
+    if not most:
+        return MOST_CALLS
+    return max(0, most - sum(at > now - MINUTE for at in actions))
 
 
 def _counted(number: int, thing: str) -> str:

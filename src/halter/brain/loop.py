@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from halter.brain import words
-from halter.brain.decide import Act, Finish, Refuse, Say, Shrink, Think, next_step
+from halter.brain.decide import Act, Finish, Refuse, Say, Shrink, Think, allowed, next_step
 from halter.brain.prompting import Facts, Made, Volatile, made, stable
 from halter.brain.recall import Recalled, Record, attempt_of
 from halter.brain.running import Running
@@ -26,12 +26,20 @@ from halter.brain.transcript import call_id, result_of
 from halter.brain.turn import Failure, Turn
 from halter.brain.window import Thinking, Window
 from halter.core.clock import Clock
-from halter.core.events import MessageAdded, TurnEnded, TurnStarted
+from halter.core.events import (
+    AnyEvent,
+    GuardrailTriggered,
+    HotStateSeen,
+    MessageAdded,
+    TurnEnded,
+    TurnSkipped,
+    TurnStarted,
+)
 from halter.core.messages import Message, Model, StreamChunk, Text, ToolCall, ToolResult
 from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.text import to_body
-from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
+from halter.core.vocabulary import GateStage, Guardrail, MessageReason, Outcome, TurnEnd
 from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer
 from halter.guard.mask import masked_message
@@ -51,6 +59,13 @@ class Senses(msgspec.Struct, frozen=True):
 
     volatile: Volatile = str
     facts: Facts = dict[str, Any]
+
+
+class Hot(msgspec.Struct, frozen=True):
+    """The hot state as a turn sees it: its values, as JSON, and their digest."""
+
+    body: bytes
+    digest: str
 
 
 NO_SENSES: Final = Senses()
@@ -78,7 +93,7 @@ class Loop:
         self._senses = senses
         self._watching = watching
         self._session = running.lease.session
-        self._recalled = Recalled(self._session)
+        self._recalled = Recalled(self._session, thinking.rules.min_sleep)
         self._start = stable(thinking.mind, thinking.offered)
         self._window = Window(self._recalled, running, clock, thinking, self._start.size)
         running.rested = self._rested
@@ -107,13 +122,48 @@ class Loop:
         await self._recalled.take_in(events, self._running.said)
         self._running.foreseen = self._recalled.foreseen
 
-    async def open(self, message: Message, heard: int) -> None:
-        """Begin a turn with what the model is told first; the inbox has been read as far as `heard`."""
+    async def open(self, message: Message, heard: int, hot: Hot | None = None, *, quiet: bool = False) -> None:
+        """Begin a turn with what the model is told first; the inbox has been read as far as `heard`.
+
+        What it sees of the hot state is written down where that is not what the turn before it saw.
+        """
         message = masked_message(message, self._running.redacted)
         number = self.turn.number + 1
-        event = TurnStarted(turn=number, inbox_seen=heard)
-        await self._running.write(f"{self._session}/turn/{number}", event, msgspec.json.encode(message))
-        self._recalled.open(number, heard, message, self._clock.now())
+        event = TurnStarted(turn=number, inbox_seen=heard, quiet=quiet)
+        happened: list[tuple[AnyEvent, bytes | None]] = [(event, msgspec.json.encode(message))]
+        if hot is not None and hot.body != self._recalled.hot:
+            happened.append((HotStateSeen(turn=number, digest=hot.digest), hot.body))
+            self._recalled.hot = hot.body
+        await self._running.write_all(f"{self._session}/turn/{number}", happened)
+        self._recalled.open(number, heard, message, self._clock.now(), quiet=quiet)
+
+    @property
+    def hot(self) -> bytes:
+        """What a turn saw last of the hot state."""
+        return self._recalled.hot
+
+    def rest(self) -> None:
+        """Stop the clock: the session rests."""
+        self.turn = self.turn.rested(self._clock.now())
+
+    def wake(self) -> None:
+        """Let the clock run on."""
+        self.turn = self.turn.woken(self._clock.now(), takeover=False)
+
+    async def skip(self, stage: GateStage, sentence: str) -> None:
+        """Write down that the gate found nothing worth a turn."""
+        event = TurnSkipped(stage=stage, skips=self.turn.skips + 1, sentence=self._running.redacted(sentence))
+        key = f"{self._session}/skip/{self.turn.number}_{event.skips}_{self._clock.now()}"
+        await self._running.write(key, event)
+        self.turn = self.turn.skipped(event.skips, self._clock.now())
+
+    async def hold_back(self, guardrail: Guardrail, sentence: str, until: int | None = None) -> None:
+        """Write down that a guardrail ends the session, or puts it to sleep until then."""
+        now = self._clock.now()
+        event = GuardrailTriggered(guardrail=guardrail, turn=self.turn.number, sentence=sentence, until=until)
+        await self._running.write(f"{self._session}/guardrail/{guardrail}/{self.turn.number}_{now}", event)
+        if until is not None:
+            self.turn = self.turn.held_back(now)
 
     async def go_on(self) -> Turn:
         """Take the turn's steps until it is over."""
@@ -209,13 +259,32 @@ class Loop:
         for group, together in groupby(self._missing(calls), key=lambda call: call.group):
             if self.rules.timeout and self.turn.time_worked(self._clock.now()) >= self.rules.timeout:
                 return
-            members = list(together)
+            members = await self._allowed(list(together))
+            if not members:
+                continue
             alone = sum(call.group == group for call in calls) == 1
             name = "" if alone else f"{self._session}.t{self.turn.number}_{self.turn.steps}_{group}"
             asked = [msgspec.structs.replace(self._call(call), parallel_group=name) for call in members]
             answers = await self._running.calls(asked)
             self._keep(members, answers)
         self._recalled.acted(self._clock.now())
+
+    async def _allowed(self, calls: list[ToolCall]) -> list[ToolCall]:
+        """Hold back those that would change more in a minute than an agent may that runs by itself."""
+        now, most = self._clock.now(), self.rules.max_actions_per_minute
+        room = allowed(self._recalled.actions, now, most)
+        acting = [call for call in calls if self._running.acts(call.tool)]
+        for _ in acting[:room]:
+            self._recalled.acts(now)
+        if len(acting) <= room:
+            return calls
+        sentence = words.too_brisk(most)
+        event = GuardrailTriggered(guardrail="max_actions_per_minute", turn=self.turn.number, sentence=sentence)
+        key = f"{self._session}/brisk/{self.turn.number}_{self.turn.steps}_{calls[0].group}"
+        await self._running.write(key, event)
+        answers = await self._running.refuse([self._call(call) for call in acting[room:]], "rate_limited", sentence)
+        self._keep(acting[room:], answers)
+        return [call for call in calls if call not in acting[room:]]
 
     async def _refuse(self, calls: Sequence[ToolCall], outcome: Outcome, sentence: str) -> None:
         """Answer the calls that are not made. What was done before the time was up, or before a crash, was done."""
@@ -259,7 +328,7 @@ class Loop:
         chosen = self.turn.yielded if why == "yielded" else None
         event = TurnEnded(turn=self.turn.number, why=why, sentence=sentence, yielded=chosen)
         await self._running.write(f"{self._session}/turn/{self.turn.number}/ended", event)
-        self.turn = self.turn.ended(why, sentence, chosen, self._clock.now())
+        self._recalled.end(why, sentence, chosen, self._clock.now())
 
 
 def result(call: ToolCall, answer: Answer) -> ToolResult:

@@ -8,11 +8,14 @@ from halter.brain.context import Cut
 from halter.brain.textcalls import read_calls
 from halter.brain.transcript import Transcript, call_id, named, result_of
 from halter.brain.turn import Failure, Turn
+from halter.core.clock import MINUTE, SECOND
 from halter.core.events import (
     CallRefused,
     CallSettled,
     CallStarted,
     ContextCut,
+    GuardrailTriggered,
+    HotStateSeen,
     MessageAdded,
     OverrunIncurred,
     RequestRefused,
@@ -22,12 +25,14 @@ from halter.core.events import (
     SessionResumed,
     SessionWoken,
     TurnEnded,
+    TurnSkipped,
     TurnStarted,
+    Yielded,
 )
 from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult, user
 from halter.core.ports import Stored
 from halter.core.text import from_body
-from halter.core.vocabulary import MessageReason, Outcome
+from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
 from halter.guard.chokepoint import told
 from halter.guard.simulation import LABEL
 
@@ -45,18 +50,31 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 class Recalled:
     """A session as its loop knows it. Events are taken in one by one, in their order."""
 
-    def __init__(self, session: str) -> None:
+    def __init__(self, session: str, min_sleep: int = SECOND) -> None:
         self.session = session
+        self._min_sleep = min_sleep
         self.turn = Turn()
         self.transcript = Transcript()
         self.done: dict[str, ToolResult] = {}
         self._nonces: dict[str, str] = {}
         self.foreseen: dict[str, str] = {}
+        self.hot = b""
+        """What a turn saw last of the hot state."""
+        self.actions: list[int] = []
+        """When calls began that change something, in the last minute."""
 
-    def open(self, number: int, heard: int, message: Message, at: int) -> None:
+    def open(self, number: int, heard: int, message: Message, at: int, *, quiet: bool = False) -> None:
         """A turn begins."""
         self.transcript.opened(message)
-        self.turn = self.turn.opened(number, heard, at)
+        self.turn = self.turn.opened(number, heard, at, quiet=quiet)
+
+    def end(self, why: TurnEnd, sentence: str, chosen: Yielded | None, at: int) -> None:
+        """The turn is over."""
+        self.turn = self.turn.ended(why, sentence, chosen, at, self._min_sleep)
+
+    def acts(self, at: int) -> None:
+        """Something is about to be changed."""
+        self.actions = [*(each for each in self.actions if each > at - MINUTE), at]
 
     def add(self, reason: MessageReason, text: str, at: int) -> None:
         """The runtime says something."""
@@ -92,6 +110,8 @@ class Recalled:
         match event:
             case CallStarted():
                 self.done.pop(self._short(event.call), None)
+                if event.effect == "write":
+                    self.acts(at)
             case CallSettled():
                 answer = told(event, await read(stored))
                 self._keep(event.call, answer.outcome, answer.text, answer.partial)
@@ -109,7 +129,13 @@ class Recalled:
                 self.turn = self.turn.uncapped().refused(attempt_of(event.request), event.outcome, event.sentence, at)
             case TurnStarted():
                 message = msgspec.json.decode(await read(stored) or b'{"role":"user","parts":[]}', type=Message)
-                self.open(event.turn, event.inbox_seen, message, at)
+                self.open(event.turn, event.inbox_seen, message, at, quiet=event.quiet)
+            case HotStateSeen():
+                self.hot = await read(stored)
+            case GuardrailTriggered(until=int()):
+                self.turn = self.turn.held_back(at)
+            case TurnSkipped():
+                self.turn = self.turn.skipped(event.skips, at)
             case MessageAdded():
                 self._flush(at)
                 self.add(event.reason, from_body(await read(stored)), at)
@@ -126,7 +152,7 @@ class Recalled:
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)
             case TurnEnded():
                 self._flush(at)
-                self.turn = self.turn.ended(event.why, event.sentence, event.yielded, at)
+                self.end(event.why, event.sentence, event.yielded, at)
             case SessionParked():
                 self.turn = self.turn.rested(at)
             case SessionWoken():

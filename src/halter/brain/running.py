@@ -12,12 +12,21 @@ import msgspec
 
 from halter.brain.together import heard, together
 from halter.core.clock import SECOND, Clock
-from halter.core.events import AnyEvent, CallStarted, CostCapReached, SessionParked
+from halter.core.events import (
+    AnyEvent,
+    CallStarted,
+    CostCapReached,
+    DecisionMade,
+    GuardrailTriggered,
+    SessionParked,
+    WakePosted,
+)
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.messages import Model
 from halter.core.money import BudgetRow, Charge
 from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said
-from halter.core.rows import DecisionRow, HaltRow, SessionRow
+from halter.core.rows import DecisionRow, HaltRow, SessionRow, Snapshot
+from halter.core.text import to_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import Cause, Outcome, State, TerminalReason
 from halter.core.windows import window_end
@@ -80,13 +89,18 @@ class Running:
         self.rested: Callable[[int], None] = lambda _: None
         """Told of each rest how long it was: it counts as nobody's work."""
 
-    async def take_up(self) -> Sequence[Stored]:
-        """Read what happened so far, and bring whatever a crash left in doubt to an outcome; return all events."""
+    async def look_back(self) -> Sequence[Stored]:
+        """Read what happened so far, and leave the session as it is."""
         events = await self.events()
         self.state = replay(events)
         self._attempts, self._seen = dict(self.state.attempts), self.state.inbox_seen
+        return events
+
+    async def take_up(self) -> Sequence[Stored]:
+        """Read what happened so far, and bring whatever a crash left in doubt to an outcome; return all events."""
+        events = await self.look_back()
         if self.lease.generation > 1:
-            await self._woken(self._cause())
+            await self._woken(await self._cause())
         for flight in self.state.in_flight.values():
             await self._clear(flight, await self._arguments(events, flight.id))
         events = await self.events()
@@ -95,12 +109,24 @@ class Running:
             await self._look_at_cap()
         return events
 
-    def _cause(self) -> Cause | None:
-        """Tell why the session goes on: what it rested for, or because its owner went away."""
+    async def wake(self) -> None:
+        """Go on with a session that rested in these hands."""
+        self._rests += 1
+        await self._woken(await self._cause())
+
+    async def _cause(self) -> Cause | None:
+        """Tell why the session goes on: what reached it, or its time; or that its owner went away."""
         if self.state.state == "RUNNING":
             return None
-        due = self.state.wake_at is not None and self._clock.now() >= self.state.wake_at
-        return "timer" if due else "message"
+        for stored in await self.inbox(self._seen):
+            match stored.event:
+                case WakePosted(wakes=True, cause=cause):
+                    return cause
+                case DecisionMade():
+                    return "decision"
+                case _:
+                    pass
+        return "timer"
 
     async def _clear(self, flight: InFlight, arguments: bytes) -> None:
         """Bring one thing in doubt to its outcome; what nobody can or will tell is charged at its maximum."""
@@ -224,9 +250,37 @@ class Running:
 
     async def write(self, key: str, event: AnyEvent, body: bytes | None = None) -> None:
         """Write down something that happened in the session."""
-        kept_body, blob = await kept(self._store, body)
+        await self.write_all(key, [(event, body)])
+
+    async def write_all(self, key: str, happened: Sequence[tuple[AnyEvent, bytes | None]]) -> None:
+        """Write down several things that happened at once."""
+        drafts = [Draft(event, *await kept(self._store, body)) for event, body in happened]
         stream = session_stream(self.lease.session)
-        await self._store.commit(Write(stream, key, lambda _: [Draft(event, kept_body, blob)], lease=self.lease))
+        await self._store.commit(Write(stream, key, lambda _: drafts, lease=self.lease))
+
+    async def post(self, key: str, event: WakePosted, text: str) -> bool:
+        """Put something into the session's own inbox; tell whether it wakes it."""
+        body, blob = await kept(self._store, to_body(self.redacted(text)))
+        committed = await self._store.commit(life.post(self.lease.session, key, event, body, blob))
+        return any(isinstance(stored.event, WakePosted) and stored.event.wakes for stored in committed.events)
+
+    async def keep(self, snapshot: bytes) -> None:
+        """Keep the hot state for whoever takes the session up next, and for screens elsewhere."""
+        await self._store.beat(self.lease.worker, {self.lease.session: snapshot})
+
+    async def kept(self) -> bytes:
+        """Read the hot state that was kept last; nothing, if there is none."""
+        rows = await self._store.ask(Query("snapshot", Snapshot, {"session": self.lease.session}))
+        return rows[0].data if rows else b""
+
+    async def look(self, call: Call) -> Answer | NeedsPerson | StillHeld:
+        """Look at something again and again; what is no more than a look leaves no trace."""
+        return await self._gatehouse.look(self.lease, self.standing, call, self._tools)
+
+    def acts(self, tool: str) -> bool:
+        """Tell whether a call of this tool would change something."""
+        known = self._tools.get(tool)
+        return known is not None and known.spec.effect == "write"
 
     async def inbox(self, after: int) -> Sequence[Stored]:
         """Read what reached the session after a place in its inbox."""
@@ -240,13 +294,26 @@ class Running:
         return await said(self._store, stored)
 
     async def park(
-        self, state: State, inbox_seen: int, wake_at: int | None = None, wake_on: tuple[str, ...] = ()
+        self,
+        state: State,
+        inbox_seen: int,
+        wake_at: int | None = None,
+        wake_on: tuple[str, ...] = (),
+        *,
+        resident: bool = False,
     ) -> bool:
-        """Let the session go, to rest; not where something has reached it that was not looked at."""
+        """Let the session rest; not where something has reached it that was not looked at.
+
+        One that is resident rests in these hands; any other is let go.
+        """
         self._rests += 1
-        parked = SessionParked(state=state, inbox_seen=inbox_seen, wake_at=wake_at, wake_on=wake_on)
+        parked = SessionParked(state=state, inbox_seen=inbox_seen, wake_at=wake_at, wake_on=wake_on, resident=resident)
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
-        return bool((await self._store.commit(life.park(self.lease, key, parked))).events)
+        rests = bool((await self._store.commit(life.park(self.lease, key, parked))).events)
+        if rests:
+            self._seen = inbox_seen
+            self.state = msgspec.structs.replace(self.state, state=state, wake_at=wake_at, inbox_seen=inbox_seen)
+        return rests
 
     async def end(self, state: State, reason: TerminalReason) -> bool:
         """End the session; one that still holds something in doubt is not ended."""
@@ -270,6 +337,8 @@ class Running:
         """Wait for a window to roll, or for a person to raise the cap; tell whether there may be money now."""
         end = window_end(cap.window)
         if end is not None and cap.amount <= cap.cap:
+            if cap.unit == "tokens":
+                await self._tokens_used_up(refused, cap, end)
             await self._rest("SLEEPING", end, lambda: self._is_raised(cap))
             return True
         if self.standing.policy.on_cap != "ask":
@@ -278,6 +347,11 @@ class Running:
         row = await self._decided(asked, "WAITING_FOR_BUDGET", lambda: self._is_raised(cap))
         await self._look_at_cap()
         return row.verdict == "approve" or await self._is_raised(cap)
+
+    async def _tokens_used_up(self, refused: str, cap: CostCapReached, until: int) -> None:
+        sentence = f"It may use {cap.cap:,} tokens in an hour, and they are used up; it goes on when the hour is over."
+        event = GuardrailTriggered(guardrail="token_budget_per_hour", sentence=sentence, until=until)
+        await self.write(f"{refused}/{cap.window}/used_up", event)
 
     async def _look_at_cap(self) -> None:
         """Find out whether a person has set the session's cap."""
@@ -344,19 +418,23 @@ class Running:
         parked = SessionParked(state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True)
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
         committed = await self._store.commit(life.park(self.lease, key, parked))
-        cause: Cause = "decision"
-        async with heard(self._store) as news:
-            while committed.events:
-                if self._clock.now() >= wake_at:
-                    cause = "timer"
-                    break
-                if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
-                    break
-                if await self._gatehouse.halted(self.standing) is not None:
-                    break
-                await self._until(news, min(LOOK, wake_at - self._clock.now()))
-        await self._woken(cause)
+        due = bool(committed.events) and await self.until_woken(wake_at, or_when)
+        await self._woken("timer" if due else "decision")
         self.rested(self._clock.now() - began)
+
+    async def until_woken(self, wake_at: int | None, or_when: Look | None = None) -> bool:
+        """Wait while the session rests: until its time has come, or something else has. Tell whether it was its time.
+
+        What else comes is something in its inbox, a halt, or what is looked for.
+        """
+        async with heard(self._store) as news:
+            while wake_at is None or self._clock.now() < wake_at:
+                if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
+                    return False
+                if await self._gatehouse.halted(self.standing) is not None:
+                    return False
+                await self._until(news, LOOK if wake_at is None else min(LOOK, wake_at - self._clock.now()))
+        return True
 
     async def _until(self, news: asyncio.Event, at_most: int) -> None:
         """Wait for a hint that something was written, or a while."""
@@ -374,6 +452,7 @@ class Running:
         self._seen = (await self._row()).inbox_head
         key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
         await self._store.commit(life.wake(self.lease, key, cause, self._seen))
+        self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)
 
     async def _row(self) -> SessionRow:
         (row,) = await self._store.ask(Query("session", SessionRow, {"session": self.lease.session}))

@@ -10,6 +10,9 @@ from typing import Final
 import msgspec
 
 from halter.brain.repetition import fingerprint
+from halter.core.clock import SECOND
+from halter.core.durations import parse_duration
+from halter.core.errors import ConfigError
 from halter.core.events import Yielded
 from halter.core.messages import Reply, Stop, ToolCall, ToolResult
 from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
@@ -47,6 +50,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     before `since`, the moment it was last taken up; while it rests there is none. `calls` have no result yet. `prints`
     are the steps that made calls. `troubles` counts turns in a row that ended badly, `pauses` those without a yield.
     An end is `settled` when the session rests or is over because of it.
+
+    What follows is for a session that runs by itself. Notifications up to `cleared` were shown by a turn that came to
+    its end. `skips` counts turns in a row that its gate did not find worth it, `brisk` those without a sleep between.
+    `idle` is how long it has been awake for nothing; this turn is not, if it is `active`. While it is `held` back, it
+    is asleep, not idle.
     """
 
     number: int = 0
@@ -83,8 +91,14 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     pauses: int = 0
     settled: bool = True
     resumed: bool = False
+    cleared: int = 0
+    skips: int = 0
+    brisk: int = 0
+    idle: int = 0
+    active: bool = False
+    held: bool = False
 
-    def opened(self, number: int, heard: int, at: int) -> "Turn":
+    def opened(self, number: int, heard: int, at: int, *, quiet: bool = False) -> "Turn":
         """Begin the next turn: what counts per turn begins anew."""
         return Turn(
             number=number,
@@ -95,7 +109,19 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             warned=self.warned,
             troubles=self.troubles,
             pauses=self.pauses,
+            cleared=self.cleared,
+            brisk=self.brisk,
+            idle=self.idle,
+            active=not quiet,
         )
+
+    def skipped(self, skips: int, at: int) -> "Turn":
+        """Take in that the gate found nothing worth a turn."""
+        return msgspec.structs.replace(self, skips=skips, brisk=0, held=True, seen_at=at)
+
+    def held_back(self, at: int) -> "Turn":
+        """Take in that a guardrail puts the session to sleep."""
+        return msgspec.structs.replace(self, brisk=0, held=True, seen_at=at)
 
     def thought(self, reply: Reply, calls: tuple[ToolCall, ...], at: int) -> "Turn":
         """Take in an answer. What was tried to get it is of no more interest."""
@@ -151,6 +177,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             refusal=self.refusal or capped,
             prints=(*self.prints, fingerprint(calls, results)),
             halted=self.halted or any(result.outcome == "external_halt" for result in results),
+            active=self.active or any(call.tool not in (ASK_USER, FINAL_ANSWER, YIELD) for call in calls),
             asked=ASK_USER in verbs,
             answered=FINAL_ANSWER in verbs,
             expected=self.expected + (FINAL_ANSWER not in verbs and any(call.tool == FINAL_ANSWER for call in calls)),
@@ -191,8 +218,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         """Take in that a person lets a session go on that was over."""
         return msgspec.structs.replace(self, settled=True, resumed=True, troubles=0, pauses=0, seen_at=at)
 
-    def ended(self, why: TurnEnd, sentence: str, chosen: Yielded | None, at: int) -> "Turn":
-        """Take in the end of the turn."""
+    def ended(self, why: TurnEnd, sentence: str, chosen: Yielded | None, at: int, min_sleep: int = SECOND) -> "Turn":
+        """Take in the end of the turn. Who asks for no more than the shortest sleep has not slept."""
+        slept = chosen is not None and chosen.mode == "sleep" and chosen.sleep > min_sleep
         return msgspec.structs.replace(
             self,
             over=True,
@@ -204,6 +232,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             since=None,
             troubles=self.troubles + 1 if why in TROUBLE else 0,
             pauses=0 if why in ("yielded", "asked") else self.pauses + 1,
+            cleared=self.cleared if why in TROUBLE else self.heard,
+            brisk=0 if slept else self.brisk + 1,
+            idle=0 if self.active else self.idle + self.time_worked(at),
             seen_at=at,
         )
 
@@ -218,16 +249,32 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     def woken(self, at: int, *, takeover: bool) -> "Turn":
         """Let the clock run on; the time in which nobody owned the session does not count either."""
         worked = self.time_worked(self.seen_at) if takeover else self.time_worked(at)
-        return msgspec.structs.replace(self, worked=worked, since=None if self.over else at, seen_at=at)
+        # A pause that nobody chose is no sleep.
+        paused = at - self.seen_at if self.over and self.why not in ("yielded", "asked") and not self.held else 0
+        idle = self.idle + (0 if takeover else max(0, paused))
+        return msgspec.structs.replace(self, worked=worked, idle=idle, since=None if self.over else at, seen_at=at)
 
     def time_worked(self, now: int) -> int:
         """Tell for how long the turn has worked."""
         return self.worked if self.since is None else self.worked + max(0, now - self.since)
 
 
+LONGEST_SLEEP: Final = 100 * 365 * 24 * 3600
+"""Seconds: no sleep that anybody means is longer, and every store can keep it."""
+
+
+def seconds(sleep: float | str) -> float | None:
+    """Read a sleep as a model writes it: a number of seconds, or a duration as in `15m`; None if it is neither."""
+    try:
+        written = parse_duration(sleep) / SECOND if isinstance(sleep, str) else sleep
+    except (ConfigError, OverflowError):
+        return None
+    return min(written, LONGEST_SLEEP) if written >= 0 else None
+
+
 class _Yield(msgspec.Struct, frozen=True):
     mode: str = "continue"
-    sleep: float = 0
+    sleep: float | str = 0
     wake_early_if: tuple[str, ...] = ()
     reason: str = ""
 
@@ -239,4 +286,4 @@ def yielded(arguments: str) -> Yielded:
     except (msgspec.DecodeError, ValueError):
         read = _Yield()
     mode = read.mode if read.mode in ("sleep", "shutdown") else "continue"
-    return Yielded(mode, round(read.sleep * 1_000_000), read.wake_early_if, read.reason)
+    return Yielded(mode, round((seconds(read.sleep) or 0) * SECOND), read.wake_early_if, read.reason)

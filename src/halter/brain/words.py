@@ -51,3 +51,8 @@ def left(usd: int | None, tokens: int | None) -> str:
         *([] if tokens is None else [f"{max(tokens, 0):,} tokens"]),
     ]
     return f"Left to spend: {' and '.join(known)}." if known else ""
+
+
+def too_brisk(most: int) -> str:
+    """Refuse what changes more in a minute than it may."""
+    return f"You may make {most} calls in a minute that change something. Wait, with `yield`, and go on then."

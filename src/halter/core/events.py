@@ -115,13 +115,14 @@ class SessionResumed(Event, frozen=True, kw_only=True):
 class TurnStarted(Event, frozen=True, kw_only=True):
     """A session was given a turn, with its inbox read as far as `inbox_seen`.
 
-    Its body is what the model is told first, as the JSON of a message.
+    Its body is what the model is told first, as the JSON of a message. A turn is `quiet` that nothing new gave rise to.
     """
 
     KIND: ClassVar[str] = "turn_started"
 
     turn: int
     inbox_seen: int = 0
+    quiet: bool = False
 
 
 class MessageAdded(Event, frozen=True, kw_only=True):
@@ -210,7 +211,7 @@ class GuardrailTriggered(Event, frozen=True, kw_only=True):
     KIND: ClassVar[str] = "guardrail_triggered"
 
     guardrail: Guardrail
-    turn: int
+    turn: int = 0
     sentence: str
     until: int | None = None
 

@@ -24,6 +24,7 @@ class Caps(msgspec.Struct, frozen=True):
     fleet: tuple[Cap, ...] = (Cap(20 * DOLLAR, "day"),)
     token_budget: int | None = None
     zone: str = "UTC"
+    tokens_per_hour: int | None = None
 
     def less(self, usd: int, tokens: int) -> "Caps":
         """Keep something back of what a session may spend."""
@@ -64,6 +65,9 @@ def accounts(caps: Caps, spender: Spender, now: int) -> tuple[Leg, ...]:
 def _legs(caps: Caps, spender: Spender, quarter: int, usd: int, tokens: int) -> tuple[Leg, ...]:
     money = [msgspec.structs.replace(leg, amount=usd) for leg in _accounts(caps, spender, quarter)] if usd else []
     counted = [Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens)] if tokens else []
+    if tokens and caps.tokens_per_hour is not None:
+        hour = window_at("hour", quarter * QUARTER)
+        counted.append(Leg(f"session:{spender.session}", hour, "tokens", caps.tokens_per_hour, tokens))
     return (*money, *counted)
 
 

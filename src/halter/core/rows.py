@@ -261,6 +261,13 @@ class AuditRow(Row, frozen=True):
     settled_seq: int
 
 
+class Snapshot(msgspec.Struct, frozen=True):
+    """A session's hot state as it was kept last, and when. It is no projection, and nothing is rebuilt from it."""
+
+    at: int
+    data: bytes
+
+
 TABLES: Final[tuple[type[Row], ...]] = (
     StreamRow,
     SessionRow,

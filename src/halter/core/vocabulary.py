@@ -90,7 +90,6 @@ Guardrail = Literal[
     "max_actions_per_minute",
     "idle_timeout",
     "active_hours",
-    "restart_intensity",
 ]
 """The mechanical rules of an agent that runs by itself."""
 

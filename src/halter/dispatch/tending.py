@@ -1,7 +1,7 @@
 """Keeping the leases of one process alive, for as long as it works on anything."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
@@ -14,13 +14,23 @@ HEARTBEAT: Final = 5 * SECOND
 LOOK: Final = SECOND // 4
 
 
+Snapshots = Callable[[], Mapping[SessionId, bytes]]
+"""Tells the hot state of the sessions that stay in this process."""
+
+
 @asynccontextmanager
-async def tended(store: Store, clock: Clock, worker: WorkerId, every: int = HEARTBEAT) -> AsyncGenerator[None]:
+async def tended(
+    store: Store,
+    clock: Clock,
+    worker: WorkerId,
+    every: int = HEARTBEAT,
+    snapshots: Snapshots = dict[SessionId, bytes],
+) -> AsyncGenerator[None]:
     """Send heartbeats while the block runs, and let go of all leases after it.
 
-    A lease that is lost all the same is noticed at the next write.
+    A lease that is lost all the same is noticed at the next write. With each beat goes the hot state that has changed.
     """
-    beating = asyncio.create_task(_beat(store, clock, worker, every), name="halter-heartbeat")
+    beating = asyncio.create_task(_beat(store, clock, worker, every, snapshots), name="halter-heartbeat")
     try:
         yield
     finally:
@@ -31,10 +41,13 @@ async def tended(store: Store, clock: Clock, worker: WorkerId, every: int = HEAR
             await store.leave(worker)
 
 
-async def _beat(store: Store, clock: Clock, worker: WorkerId, every: int) -> None:
+async def _beat(store: Store, clock: Clock, worker: WorkerId, every: int, snapshots: Snapshots) -> None:
+    kept: Mapping[SessionId, bytes] = {}
     while True:
+        now = snapshots()
         with suppress(StoreUnavailable):
-            await store.beat(worker)
+            await store.beat(worker, {session: data for session, data in now.items() if kept.get(session) != data})
+            kept = now
         await clock.sleep(every)
 
 

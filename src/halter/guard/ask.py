@@ -38,7 +38,8 @@ class Standing(msgspec.Struct, frozen=True):
     """Where a session stands: whose it is, which phase it is in, and the policy it runs under.
 
     `secrets` are those that the policy grants and that are there; `quarantined` the tools that wait for a person.
-    What is kept back of its caps, in micro-dollars and in tokens, is there for its last words.
+    What is kept back of its caps, in micro-dollars and in tokens, is there for its last words. A session that runs by
+    itself may be given so many tokens for an hour.
     """
 
     session: str
@@ -51,6 +52,7 @@ class Standing(msgspec.Struct, frozen=True):
     secrets: frozenset[str] = frozenset()
     kept_usd: int = 0
     kept_tokens: int = 0
+    tokens_per_hour: int | None = None
 
     def kept(self) -> Kept:
         """Tell what is kept back, and of whose caps."""
@@ -58,7 +60,10 @@ class Standing(msgspec.Struct, frozen=True):
 
     def caps(self) -> Caps:
         """Tell what may be spent."""
-        return self.policy.caps.less(self.kept_usd, self.kept_tokens)
+        caps = self.policy.caps.less(self.kept_usd, self.kept_tokens)
+        if self.tokens_per_hour is None:
+            return caps
+        return msgspec.structs.replace(caps, tokens_per_hour=self.tokens_per_hour)
 
     def scopes(self) -> tuple[str, ...]:
         """List the scopes in which a halt stops this session."""

@@ -115,6 +115,19 @@ class Door:
             case _:
                 return admitted
 
+    async def guarded_look(self, asked: Asked, act: Act | None) -> Answer:
+        """Let a call through, or refuse it, that only looks and costs nothing: in the same order, with nothing written.
+
+        A sensor looks for ever; what it saw is written down where it matters.
+        """
+        (draft,) = judge(asked, await self._halts.rows())
+        if isinstance(draft.event, CallRefused):
+            return Answer(asked.call, draft.event.outcome, self._redact(draft.event.sentence))
+        if act is None or not isinstance(draft.event, CallStarted):
+            raise AssertionError(f"{asked.call} needs more than a look: a tool, a person, money.")
+        truth = await self._truth(self._begun(asked.call, act), asked.tool, act)
+        return Answer(asked.call, truth.outcome, truth.error or from_body(truth.body or b""))
+
     async def again(self, lease: Lease, flight: InFlight, act: Act) -> Answer:
         """Run a call once more whose intent is committed and whose answer a crash took: only where that is harmless."""
         halted = await self._halts.now(act.scopes)
@@ -179,26 +192,32 @@ class Door:
 
     async def _run(self, lease: Lease, flight: InFlight, act: Act) -> Answer:
         """Run the tool and settle what it came to: also when it was halted, timed out or cancelled."""
-        began, timeout = self._clock.now(), act.timeout
-        permit = Permit(flight.id, began + timeout, act.secrets)
-        acting = asyncio.ensure_future(act.tool.run(act.arguments, permit))
+        began, acting = self._clock.now(), self._begun(flight.id, act)
         try:
-            output = await unless_halted(self._halts, act.scopes, acting, timeout)
-            truth = Truth("ok", usd=output.cost, body=self._masked(to_body(output.text)))
+            truth = await self._truth(acting, flight.name, act)
         except asyncio.CancelledError:
             stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
             await asyncio.shield(self._settle(lease, flight, _what_is_known(acting, stopped), began))
             raise
-        except TimeoutError:
-            late = self._failed("timeout", f"TimeoutError: {flight.name} took longer than it may")
-            truth = _what_is_known(acting, late)
-        except Halted as word:
-            truth = _what_is_known(acting, self._failed("external_halt", str(word)))
-        except Unstoppable as lost:
-            truth = self._failed("unknown", str(lost))
-        except Failed as failure:
-            truth = self._failed("error", str(failure), failure.partial)
         return await self._settle(lease, flight, truth, began)
+
+    def _begun(self, call: str, act: Act) -> asyncio.Future[Output]:
+        permit = Permit(call, self._clock.now() + act.timeout, act.secrets)
+        return asyncio.ensure_future(act.tool.run(act.arguments, permit))
+
+    async def _truth(self, acting: asyncio.Future[Output], name: str, act: Act) -> Truth:
+        """Wait for the tool, and tell what it came to."""
+        try:
+            output = await unless_halted(self._halts, act.scopes, acting, act.timeout)
+        except TimeoutError:
+            return _what_is_known(acting, self._failed("timeout", f"TimeoutError: {name} took longer than it may"))
+        except Halted as word:
+            return _what_is_known(acting, self._failed("external_halt", str(word)))
+        except Unstoppable as lost:
+            return self._failed("unknown", str(lost))
+        except Failed as failure:
+            return self._failed("error", str(failure), failure.partial)
+        return Truth("ok", usd=output.cost, body=self._masked(to_body(output.text)))
 
     def _failed(self, outcome: Outcome, error: str, partial: str = "") -> Truth:
         body = to_body(self._redact(partial)) if partial else None

@@ -80,6 +80,16 @@ class Gatehouse:
         answer = await self._door.guarded_tool_call(lease, prepared.asked, act, attempt)
         return answer if isinstance(answer, StillHeld) else msgspec.structs.replace(answer, simulation=simulation)
 
+    async def look(
+        self, lease: Lease, standing: Standing, call: Call, tools: Mapping[str, Tool]
+    ) -> Answer | NeedsPerson | StillHeld:
+        """Let somebody look who does so again and again; what is more than a look goes through the whole order."""
+        prepared = await self._prepared(standing, call, tools.get(call.tool))
+        if not prepared.asked.only_looks:
+            return await self.call(lease, standing, call, tools)
+        act = self._act(standing, prepared.tool, prepared.arguments, call.at_most)
+        return await self._door.guarded_look(prepared.asked, act)
+
     def paid_beside(self, session: str) -> Paid:
         """Tell what predictions of a session's calls have cost since this was asked last."""
         return self._simulator.paid(session)

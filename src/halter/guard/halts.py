@@ -1,14 +1,17 @@
 """Halts: from any process, in four scopes, and heard by whatever is in flight."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
 
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import StoreUnavailable
 from halter.core.events import HaltLifted, HaltRequested
 from halter.core.ids import FLEET, may_decide
 from halter.core.ports import Draft, Query, Rows, Store, Write
+from halter.core.row import R
 from halter.core.rows import HaltRow
 
 LOOK: Final = SECOND // 5
@@ -64,6 +67,11 @@ class HaltWatch:
         """Tell which of the scopes is halted at this moment, if any is."""
         return min(await self._halted() & frozenset(scopes), default=None)
 
+    async def rows(self) -> Rows:
+        """Read all halts as they stand, for a decision that looks at nothing else."""
+        rows = await self._store.ask(Query("all_halts", HaltRow))
+        return _Halts(self._clock.now(), {row.scope: row for row in rows})
+
     async def _look(self) -> None:
         while self._waiting:
             await self._clock.sleep(LOOK)
@@ -81,3 +89,14 @@ class HaltWatch:
         except StoreUnavailable:
             return frozenset()
         return frozenset(row.scope for row in rows if row.halted)
+
+
+class _Halts(msgspec.Struct, frozen=True):
+    """Halts as the rows of a decision; there are no others."""
+
+    now: int
+    halts: Mapping[str, HaltRow]
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        row = self.halts.get(key[0]) if kind is HaltRow else None
+        return cast("R | None", row)

@@ -77,7 +77,7 @@ NOTHING_KEPT: Final = Kept()
 def budget_for(rows: Rows, kept: Kept, leg: Account) -> BudgetRow:
     """Tell what stands against a cap, for somebody who keeps something back."""
     row = budget_row(rows, leg)
-    if leg.scope != f"session:{kept.session}":
+    if leg.window or leg.scope != f"session:{kept.session}":
         return row
     return row.lessened(kept.usd if leg.unit == "usd" else kept.tokens)
 
@@ -112,6 +112,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     parallel_group: str = ""
     observe: bool = False
     blob: Digest | None = None
+
+    @property
+    def only_looks(self) -> bool:
+        """Tell whether it changes nothing, costs nothing, and needs neither a person nor a place in a rate."""
+        return self.effect == "read" and not self.legs and self.rate is None and self.approval is None
 
     def draft(self, event: AnyEvent) -> Draft:
         """Write an event about the call, with its arguments as its body; large ones were put away before."""

@@ -1,20 +1,20 @@
 """A session and its turns: what opens one, and what becomes of the session after it.
 
-A chat waits for the next message, a task ends, an autonomous session sleeps and wakes. Everything that decides this is
-in the journal, so whoever takes the session up next goes on where it stands.
+A chat waits for the next message, a task ends, an autonomous session sleeps and wakes: that is its pace, and is decided
+elsewhere. Everything that decides it is in the journal, so whoever takes the session up next goes on where it stands.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
 from halter.brain import words
-from halter.brain.decide import Again, End, Park, after_turn
-from halter.brain.loop import Loop
+from halter.brain.decide import After, Again, End, Park, after_turn
+from halter.brain.loop import Hot, Loop
 from halter.brain.running import Running
-from halter.brain.turn import TROUBLE
 from halter.core.clock import Clock
-from halter.core.events import SessionStarted, WakePosted
+from halter.core.events import DecisionMade, SessionStarted, WakePosted
 from halter.core.messages import Message, Text
 from halter.core.ports import Stored
 from halter.core.text import from_body
@@ -28,6 +28,7 @@ class Came(msgspec.Struct, frozen=True):
     terminal_reason: str = ""
     sentence: str = ""
     wake_at: int | None = None
+    wake_on: tuple[str, ...] = ()
 
     @property
     def over(self) -> bool:
@@ -35,43 +36,143 @@ class Came(msgspec.Struct, frozen=True):
         return self.state in ENDS
 
 
-class Conversation:
-    """One session in somebody's hands, from where it stands to its next rest or its end."""
+class News(msgspec.Struct, frozen=True):
+    """What has reached a session: what is said to it, and alerts that no finished turn has shown.
 
-    def __init__(self, running: Running, loop: Loop, clock: Clock) -> None:
+    It was `called` if something else has come that it waits for, such as a decision.
+    """
+
+    said: tuple[Text, ...] = ()
+    notes: tuple[Text, ...] = ()
+    called: bool = False
+
+    @property
+    def pending(self) -> bool:
+        """Tell whether there is anything."""
+        return bool(self.said or self.notes) or self.called
+
+    @property
+    def personal(self) -> bool:
+        """Tell whether a person is among those who said something."""
+        return any(part.origin == "person" for part in (*self.said, *self.notes))
+
+
+class Open(msgspec.Struct, frozen=True):
+    """A turn begins, with these words. It is `quiet` if nothing new gave rise to it."""
+
+    parts: tuple[Text, ...]
+    hot: Hot | None = None
+    quiet: bool = False
+
+
+class Pace(Protocol):
+    """When a session takes its turns."""
+
+    async def before(self, news: News) -> Open | Park | End:
+        """Decide whether a session that has nothing under way takes a turn."""
+        ...
+
+    def show(self, notes: Sequence[Text]) -> None:
+        """Let the turn that is open see these alerts."""
+        ...
+
+    async def after(self, then: After) -> After:
+        """Decide what really becomes of a session whose turn is over."""
+        ...
+
+
+class Attended:
+    """The pace of a session that somebody sits before: it takes a turn when there is something to say to it."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    async def before(self, news: News) -> Open | Park | End:
+        """Open a turn with what was said, or with a word to go on."""
+        if news.said:
+            return Open(news.said)
+        turn = self._loop.turn
+        if turn.resumed and turn.why not in ("ended", "asked", "yielded"):
+            return Open((Text(words.GO_ON, "config", reason="resumed"),))
+        return Park("WAITING_FOR_INPUT")
+
+    def show(self, notes: Sequence[Text]) -> None:
+        """There are none."""
+
+    async def after(self, then: After) -> After:
+        """Leave it at that."""
+        return then
+
+
+class Conversation:
+    """One session in somebody's hands, from where it stands to its next rest or its end.
+
+    A session that is resident rests in the same hands, and is gone on with by attending it again.
+    """
+
+    def __init__(
+        self, running: Running, loop: Loop, clock: Clock, pace: Pace | None = None, *, resident: bool = False
+    ) -> None:
         self._running = running
         self._loop = loop
         self._clock = clock
+        self._pace = pace or Attended(loop)
+        self._resident = resident
         self._task: Stored | None = None
         self._seen = 0
 
     async def attend(self) -> Came:
         """Give the session its turns until it rests or ends."""
+        await self._take_up()
+        while True:
+            turn = self._loop.turn
+            came = await (self._next_turn() if turn.over and turn.settled else self._turn())
+            if came is not None:
+                return came
+
+    async def _take_up(self) -> None:
+        """Know all that happened: from the journal, or still from before the rest."""
+        if self._task is not None:
+            await self._running.wake()
+            self._loop.wake()
+            return
         events = await self._running.take_up()
         self._task = events[0]
         await self._loop.recall(events)
-        while True:
-            if self._loop.turn.over and self._loop.turn.settled and not await self._opened():
-                came = await self._cancelled() or await self._rested(Park("WAITING_FOR_INPUT"))
-            else:
-                came = await self._turn()
-            if came is not None:
-                return came
+        if not self._loop.turn.over:
+            self._pace.show((await self._news(self._loop.turn.heard)).notes)
+
+    async def _next_turn(self) -> Came | None:
+        """Open the next turn, if it is time for one."""
+        news = await self._news()
+        match await self._pace.before(news):
+            case Open(parts, hot, quiet):
+                self._pace.show(news.notes)
+                await self._loop.open(Message("user", parts), self._seen, hot, quiet=quiet)
+                return None
+            case Park("WAITING_FOR_INPUT") as park:
+                return await self._cancelled() or await self._rested(park)
+            case Park() as park:
+                return await self._rested(park)
+            case End() as end:
+                return await self._ended(end)
 
     async def _turn(self) -> Came | None:
         """Finish the turn that is open, and do what follows from its end."""
         turn = await self._loop.go_on()
-        match after_turn(turn, self._loop.rules):
-            case End("COMPLETED") if await self._opened_by_news():
-                return None
-            case End(state, reason):
-                await self._running.end(state, reason)
-                return Came(state, reason, turn.sentence)
+        match await self._pace.after(after_turn(turn, self._loop.rules)):
+            case End("COMPLETED") if (await self._news()).said:
+                return await self._next_turn()
+            case End() as end:
+                return await self._ended(end)
             case Park() as park:
                 return await self._rested(park)
             case Again():
-                await self._opened()
-                return None
+                return await self._next_turn()
+
+    async def _ended(self, end: End) -> Came:
+        await self._running.end(end.state, end.terminal_reason)
+        return Came(end.state, end.terminal_reason, self._loop.turn.sentence)
 
     async def _cancelled(self) -> Came | None:
         """End a session that was cancelled while it had nothing to do."""
@@ -83,53 +184,45 @@ class Conversation:
 
     async def _rested(self, park: Park) -> Came | None:
         """Let the session rest, unless somebody has said something meanwhile: then that opens the next turn."""
-        if await self._opened_by_news():
-            return None
+        if (await self._news()).said:
+            return await self._next_turn()
         wake_at = None if park.sleep is None else self._clock.now() + park.sleep
-        if not await self._running.park(park.state, self._seen, wake_at, park.wake_on):
-            return None
-        return Came(park.state, "", self._loop.turn.sentence, wake_at)
+        if not await self._running.park(park.state, self._seen, wake_at, park.wake_on, resident=self._resident):
+            return await self._next_turn()
+        self._loop.rest()
+        return Came(park.state, "", self._loop.turn.sentence, wake_at, park.wake_on)
 
-    async def _opened(self) -> bool:
-        """Open a turn with what there is to say; tell whether there was anything."""
-        if await self._opened_by_news():
-            return True
-        if self._loop.rules.kind == "autonomous":
-            observe = Text(words.OBSERVE, "config", reason="observe")
-            await self._loop.open(Message("user", (*self._trouble(), observe)), self._seen)
-            return True
-        if not self._loop.turn.resumed or self._loop.turn.why in ("ended", "asked", "yielded"):
-            return False
-        await self._loop.open(Message("user", (Text(words.GO_ON, "config", reason="resumed"),)), self._seen)
-        return True
-
-    async def _opened_by_news(self) -> bool:
-        inbox = await self._running.inbox(self._loop.turn.heard)
-        self._seen = inbox[-1].seq if inbox else max(self._seen, self._loop.turn.heard)
-        parts = [*await self._given(), *await self._said(inbox)]
-        if not parts:
-            return False
-        await self._loop.open(Message("user", (*self._trouble(), *parts)), self._seen)
-        return True
-
-    def _trouble(self) -> list[Text]:
-        """An agent that nobody watches is told what stopped its last turn. The words may be a provider's."""
+    async def _news(self, through: int | None = None) -> News:
+        """Read what has reached the session: words since its last turn, alerts since the last that came to its end."""
         turn = self._loop.turn
-        if self._loop.rules.kind != "autonomous" or turn.why not in TROUBLE:
-            return []
-        return [Text(words.stopped(turn.sentence), "config", trusted=False, reason="trouble")]
+        inbox = await self._running.inbox(turn.cleared)
+        if through is None:
+            self._seen = inbox[-1].seq if inbox else max(self._seen, turn.heard)
+        said, notes = list(await self._given()), list[Text]()
+        called = False
+        for stored in inbox:
+            if through is not None and stored.seq > through:
+                break
+            fresh = stored.seq > turn.heard
+            match stored.event:
+                case WakePosted(notifies=True) as event:
+                    notes += await self._text(stored, event)
+                case WakePosted(wakes=wakes) as event if fresh:
+                    said += await self._text(stored, event)
+                    called = called or wakes
+                case DecisionMade() if fresh:
+                    called = True
+                case _:
+                    pass
+        return News(tuple(said), tuple(notes), called)
 
-    async def _given(self) -> list[Text]:
+    async def _given(self) -> Sequence[Text]:
         """The task opens the first turn."""
         if self._loop.turn.number or self._task is None or not isinstance(self._task.event, SessionStarted):
             return []
         text = from_body(await self._running.said(self._task))
         return [Text(text, self._task.event.origin, self._task.event.trusted)] if text.strip() else []
 
-    async def _said(self, inbox: Sequence[Stored]) -> list[Text]:
-        found: list[Text] = []
-        for stored in inbox:
-            event = stored.event
-            if isinstance(event, WakePosted) and (text := from_body(await self._running.said(stored))).strip():
-                found.append(Text(text, event.origin, event.trusted))
-        return found
+    async def _text(self, stored: Stored, event: WakePosted) -> Sequence[Text]:
+        text = from_body(await self._running.said(stored))
+        return [Text(text, event.origin, event.trusted)] if text.strip() else []

@@ -3,7 +3,6 @@
 They only look or record, so they are free, and safe to repeat.
 """
 
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -11,11 +10,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from halter.brain.transcript import SHOWN
-from halter.brain.turn import ASK_USER, YIELD
+from halter.brain.turn import ASK_USER, YIELD, seconds
 from halter.core.events import CallSettled
 from halter.core.ids import session_stream
 from halter.core.ports import Store, said
-from halter.core.text import clean, from_body
+from halter.core.text import clean, from_body, listed
 from halter.core.tools import Failed, Happened, Invalid, Output, Permit, ToolSpec, Valid, sealed
 from halter.core.vocabulary import SessionKind, YieldMode
 
@@ -28,11 +27,19 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Verb:
     """A tool whose arguments are a struct. It fulfils the port `Tool`."""
 
-    def __init__(self, name: str, description: str, takes: type[T], act: Callable[[T], Awaitable[str]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        takes: type[T],
+        act: Callable[[T], Awaitable[str]],
+        flaw: Callable[[T], str] = lambda _: "",
+    ) -> None:
         (described,), components = msgspec.json.schema_components([takes], ref_template="{name}")
         flat = components[described["$ref"]]
         self._takes: type[Any] = takes
         self._act: Callable[[Any], Awaitable[str]] = act
+        self._flaw: Callable[[Any], str] = flaw
         self._spec = sealed(
             ToolSpec(
                 name=name,
@@ -55,6 +62,9 @@ class Verb:
             read = msgspec.json.decode(arguments or b"{}", type=self._takes)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             return Invalid(f"The arguments of {self._spec.name} do not fit: {clean(str(error))}.")
+        flaw = self._flaw(read)
+        if flaw:
+            return Invalid(flaw)
         values: Mapping[str, Any] = msgspec.structs.asdict(read)
         return Valid(values, msgspec.json.encode(read, order="sorted"))
 
@@ -118,32 +128,41 @@ async def output_of(store: Store, session: str, call: str) -> str | None:
 
 class _Yield(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: YieldMode = "continue"
-    sleep: float = 0
+    sleep: float | str = 0
     wake_early_if: tuple[str, ...] = ()
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.sleep) or self.sleep < 0:
-            raise ValueError("`sleep` is a number of seconds from 0 up")
+        if seconds(self.sleep) is None:
+            raise ValueError("`sleep` is a number of seconds from 0 up, or a duration as in 15m")
 
 
-def yields() -> Verb:
-    """Make the tool by which an autonomous agent says how it goes on after its turn."""
+def yields(names: Sequence[str] | None = None) -> Verb:
+    """Make the tool by which an autonomous agent says how it goes on after its turn.
+
+    It may wait for those names; without them, for whatever it says.
+    """
 
     async def act(_: _Yield) -> str:
         return "Your turn ends here."
+
+    def flaw(asked: _Yield) -> str:
+        unknown = [] if names is None else [name for name in asked.wake_early_if if name not in names]
+        if not unknown:
+            return ""
+        return f"Nothing called {listed(map(clean, unknown))} can wake you: `wake_early_if` may name {listed(names or ())}."
 
     about = (
         "End your turn, and say how to go on: `continue` at once, `sleep` for so many seconds, or `shutdown`. "
         "`wake_early_if` names what wakes you before."
     )
-    return Verb(YIELD, about, _Yield, act)
+    return Verb(YIELD, about, _Yield, act, flaw)
 
 
-def verbs(store: Store, session: str, kind: SessionKind) -> Sequence[Verb]:
-    """Make the verbs of one session."""
+def verbs(store: Store, session: str, kind: SessionKind, wake_names: Sequence[str] | None = None) -> Sequence[Verb]:
+    """Make the verbs of one session; one that runs by itself may wait for those names."""
     common = (ask_user(), read_output(partial(output_of, store, session)))
-    return (*common, yields()) if kind == "autonomous" else common
+    return (*common, yields(wake_names)) if kind == "autonomous" else common
 
 
 async def _nothing(_: str) -> str | None:

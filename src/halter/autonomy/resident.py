@@ -1,0 +1,201 @@
+"""A session whose sensors run in this process: they read while it sleeps, and wake it.
+
+What a sensor finds is in memory; that it matters is in the journal. A signal becomes an event in the session's inbox
+before anybody acts on it, so an alert outlives the process that saw it.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from halter.autonomy.awareness import Awareness
+from halter.autonomy.hotstate import Changed, Refused, Seen, changes
+from halter.autonomy.sensing import Sensing
+from halter.autonomy.signals import Scored, Signals, sentence_of
+from halter.autonomy.values import Found, path_value
+from halter.brain.loop import Loop
+from halter.brain.running import Running
+from halter.core.errors import LeaseLost
+from halter.core.events import SensorChanged, WakePosted
+from halter.core.pacing import Sensor, Update
+from halter.core.sensing import HealthReport, Reading
+from halter.work.conversation import Came, Conversation
+
+Pulse = Callable[[str, Mapping[str, Any]], None]
+"""Somebody who wants to know what happens at this moment, and is told a name and some values."""
+
+
+class Runs(Protocol):
+    """Makes whatever keeps a sensor running, given who takes its readings and who hears how it does."""
+
+    def __call__(self, sensor: Sensor, take: Any, changed: Any) -> Sensing: ...
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """A sensor, and the signals on what it reads."""
+
+    sensor: Sensor
+    signals: Signals
+
+
+class Resident:
+    """One session that stays in this process while it sleeps."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        running: Running,
+        loop: Loop,
+        aware: Awareness,
+        watched: Sequence[Watched],
+        runs: Runs,
+        pulse: Pulse = lambda _, __: None,
+    ) -> None:
+        self._conversation = conversation
+        self._running = running
+        self._loop = loop
+        self._aware = aware
+        self._watched = watched
+        self._runs = runs
+        self._pulse = pulse
+        self._waits_for: frozenset[str] = frozenset()
+        self._unfit: set[str] = set()
+        self._lost: asyncio.Future[None] | None = None
+
+    async def live(self, resting: Came | None = None) -> Came:
+        """Run the sensors, and give the session its turns, until it is over. It may be found asleep."""
+        self._lost = asyncio.get_running_loop().create_future()
+        sensing = [asyncio.create_task(self._sensing(each).run(), name="halter-sensor") for each in self._watched]
+        living = asyncio.create_task(self._living(resting), name="halter-resident")
+        try:
+            await asyncio.wait((living, self._lost), return_when=asyncio.FIRST_COMPLETED)
+            if not living.done():
+                self._lost.result()
+            return await living
+        finally:
+            for task in (living, *sensing):
+                task.cancel()
+            await asyncio.gather(living, *sensing, return_exceptions=True)
+
+    async def _living(self, resting: Came | None) -> Came:
+        came = resting or await self._conversation.attend()
+        while not came.over:
+            self._waits_for = frozenset(came.wake_on)
+            if came is not resting:
+                await self._missed()
+            await self._running.until_woken(came.wake_at)
+            self._waits_for = frozenset()
+            came = await self._conversation.attend()
+        return came
+
+    def _sensing(self, watched: Watched) -> Sensing:
+        async def take(reading: Reading) -> None:
+            with self._losing():
+                await self._take(watched, reading)
+
+        async def changed(report: HealthReport) -> None:
+            with self._losing():
+                await self._changed(report)
+
+        return self._runs(watched.sensor, take, changed)
+
+    def _losing(self) -> "_Losing":
+        return _Losing(self._lost)
+
+    async def _take(self, watched: Watched, reading: Reading) -> None:
+        """Take a reading in: score it, keep what of it is wanted, and tell what fired."""
+        reading = Reading(redacted(reading.value, self._running.redacted), reading.at)
+        looked = await watched.signals.look(reading, self._aware.hot.values())
+        moved = self._kept(watched.sensor, reading) if looked.writes else frozenset[str]()
+        self._pulse("autonomy:sensor_updated", {"sensor": watched.sensor.name, "changed": sorted(moved)})
+        for scored in looked.scored:
+            if scored.told:
+                await self._tell(watched.sensor.name, scored, reading)
+        await self._wake(watched.sensor.name, moved, reading.at)
+
+    def _kept(self, sensor: Sensor, reading: Reading) -> frozenset[str]:
+        """Write a reading into its fields; tell which changed. What does not fit is told with the sensor's health."""
+        moved: set[str] = set()
+        for update in sensor.written():
+            name, problem = f"{sensor.name}.{update.field}", self._written(sensor.name, update, reading, moved)
+            if problem or name in self._unfit:
+                report = HealthReport(sensor=name, health="failing" if problem else "ok", sentence=problem)
+                self._aware.hear(report)
+                (self._unfit.add if problem else self._unfit.discard)(name)
+        return frozenset(moved)
+
+    def _written(self, sensor: str, update: Update, reading: Reading, moved: set[str]) -> str:
+        found = path_value(reading.value, update.path)
+        if not isinstance(found, Found):
+            return found.sentence
+        put = self._aware.hot.put(update.field, found.value, reading.at, by=sensor, append=update.append)
+        if isinstance(put, Changed):
+            moved.add(update.field)
+        return put.sentence if isinstance(put, Refused) else ""
+
+    async def _tell(self, sensor: str, scored: Scored, reading: Reading) -> None:
+        """Put a signal that fired into the session's inbox: as an alert, if it is to be one."""
+        signal = scored.signal
+        text = sentence_of(sensor, scored, reading) if signal.notify else ""
+        event = WakePosted(cause="signal", origin="sensor", sender=sensor, name=signal.name, notifies=signal.notify)
+        await self._running.post(f"{self._running.lease.session}/{sensor}/{signal.name}/{reading.at}", event, text)
+        self._pulse("autonomy:notification_pushed", {"sensor": sensor, "signal": signal.name, "text": text})
+
+    async def _wake(self, sensor: str, moved: frozenset[str], at: int) -> None:
+        """Wake a sleeper that waits for one of these fields, or for anything that this sensor finds."""
+        names = sorted((moved | ({sensor} if moved else frozenset())) & self._waits_for)
+        for name in names[:1]:
+            self._waits_for = frozenset()
+            event = WakePosted(cause="signal", origin="sensor", sender=sensor, name=name)
+            await self._running.post(f"{self._running.lease.session}/{sensor}/{name}/{at}", event, "")
+
+    async def _missed(self) -> None:
+        """Wake a sleeper that fell asleep waiting for what had just changed."""
+        before = Seen.from_bytes(self._loop.hot) if self._loop.hot else None
+        moved = frozenset(change.name for change in changes(before, self._aware.hot.seen()))
+        for name in sorted(moved & self._waits_for)[:1]:
+            event = WakePosted(cause="signal", origin="sensor", sender=name, name=name)
+            key = f"{self._running.lease.session}/missed/{name}/{self._loop.turn.number}_{self._loop.turn.skips}"
+            await self._running.post(key, event, "")
+
+    async def _changed(self, report: HealthReport) -> None:
+        """Write down that a sensor fails, or no longer does."""
+        self._aware.hear(report)
+        if report.health == "failing":
+            self._pulse("autonomy:sensor_error", {"sensor": report.sensor, "sentence": report.sentence})
+        event = SensorChanged(
+            sensor=report.sensor,
+            health=report.health,
+            failures=report.failures,
+            sentence=self._running.redacted(report.sentence),
+        )
+        await self._running.write(f"{self._running.lease.session}/{report.sensor}/health/{report.since}", event)
+
+
+class _Losing(suppress):
+    """Lets whoever waits know that the session has another owner by now."""
+
+    def __init__(self, lost: asyncio.Future[None] | None) -> None:
+        super().__init__(LeaseLost)
+        self._lost = lost
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        if isinstance(error, LeaseLost) and self._lost is not None and not self._lost.done():
+            self._lost.set_exception(error)
+        return bool(super().__exit__(kind, error, trace))
+
+
+def redacted(value: Any, redact: Callable[[str], str]) -> Any:
+    """Take secrets out of every text of a JSON value."""
+    match value:
+        case str():
+            return redact(value)
+        case list():
+            return [redacted(each, redact) for each in cast("list[Any]", value)]
+        case dict():
+            return {redact(str(key)): redacted(each, redact) for key, each in cast("dict[Any, Any]", value).items()}
+        case _:
+            return value

@@ -1,0 +1,156 @@
+"""Sessions that run in this process: claimed when they are due, attended, and watched over.
+
+A session that sleeps without sensors is only a row: nothing here knows of it until it is due. Whatever breaks down over a
+session is that session's own affair: it is tried again, more slowly each time, and then left to a person.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from halter.autonomy.restarts import Again, after_failure
+from halter.core.clock import SECOND, Clock
+from halter.core.errors import LeaseLost
+from halter.core.events import AttendingFailed, SessionParked
+from halter.core.ids import SessionId, WorkerId, session_stream
+from halter.core.ports import EVERY_STREAM, Change, Draft, Lease, Query, Store, Write
+from halter.core.rows import SessionRow
+from halter.core.text import clean, shorten
+from halter.state import life
+
+LOOK: Final = 5 * SECOND
+"""How often it looks by itself: for sessions whose owner died, and for hints that were lost."""
+TOGETHER: Final = 200
+"""How many sessions are awake at once. Those that stay here while they sleep are not counted."""
+ERROR_KEPT: Final = 300
+
+Attend = Callable[[Lease], Awaitable[None]]
+"""Takes a session from where it stands to its next rest or its end."""
+Redact = Callable[[str], str]
+
+
+class _Due(msgspec.Struct, frozen=True):
+    due_at: int | None
+
+
+class Embedded:
+    """Runs the sessions of some agents in this process."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        worker: WorkerId,
+        attend: Attend,
+        agents: Callable[[], Sequence[str]],
+        together: int = TOGETHER,
+        redact: Redact = lambda text: text,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._worker = worker
+        self._attend = attend
+        self._agents = agents
+        self._together = together
+        self._redact = redact
+        self._awake: dict[SessionId, asyncio.Task[None]] = {}
+        self._resident: set[SessionId] = set()
+        self._failures: dict[SessionId, tuple[int, ...]] = {}
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until cancelled; whatever is under way is then stopped in good order."""
+        listening = asyncio.create_task(self._listen(), name="halter-dispatch")
+        try:
+            while True:
+                self._news.clear()
+                room = self._together - len(self._awake) + len(self._resident)
+                for lease in await self._store.claim(self._worker, room, agents=self._agents()) if room > 0 else ():
+                    self.take(lease)
+                await self._until_due(listening)
+        finally:
+            tasks = [listening, *self._awake.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def take(self, lease: Lease) -> None:
+        """Attend a session that was claimed."""
+        task = asyncio.create_task(self._attended(lease), name=f"halter-session {lease.session}")
+        self._awake[lease.session] = task
+        task.add_done_callback(lambda _: self._left(lease.session))
+
+    def stays(self, session: SessionId) -> None:
+        """Know that a session stays here while it sleeps."""
+        self._resident.add(session)
+
+    def _left(self, session: SessionId) -> None:
+        self._awake.pop(session, None)
+        self._resident.discard(session)
+        self._news.set()
+
+    async def _listen(self) -> None:
+        async for change in self._store.changes():
+            if _may_be_due(change):
+                self._news.set()
+
+    async def _until_due(self, listening: asyncio.Task[None]) -> None:
+        """Wait until the next session is due, or something was written that may have made one due."""
+        now = self._clock.now()
+        (found,) = await self._store.ask(Query("next_due", _Due, {"now": now}))
+        wait = LOOK if found.due_at is None else min(LOOK, max(0, found.due_at - self._clock.now()))
+        pause = asyncio.ensure_future(self._clock.sleep(wait))
+        word = asyncio.ensure_future(self._news.wait())
+        try:
+            await asyncio.wait((pause, word, listening), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+            word.cancel()
+
+    async def _attended(self, lease: Lease) -> None:
+        """Attend a session, again after a breakdown, until it rests or is left to a person."""
+        session = lease.session
+        while True:
+            try:
+                await self._attend(lease)
+            except LeaseLost:
+                return
+            except Exception as error:  # noqa: BLE001  whatever it is, no other session may suffer from it
+                now = self._clock.now()
+                self._failures[session] = failures = (*self._failures.get(session, ()), now)
+                told = self._redact(clean(f"{type(error).__name__}: {error}"))
+                match after_failure(failures, now):
+                    case Again(after):
+                        await self._record(lease, len(failures), told)
+                        await self._clock.sleep(after)
+                    case _:
+                        with suppress(LeaseLost):
+                            await quarantine(self._store, lease, len(failures), told, now)
+                        return
+            else:
+                self._failures.pop(session, None)
+                return
+
+    async def _record(self, lease: Lease, failures: int, error: str) -> None:
+        event = AttendingFailed(failures=failures, error=shorten(error, ERROR_KEPT))
+        key = f"{lease.session}/{lease.generation}/failed/{failures}_{self._clock.now()}"
+        with suppress(LeaseLost):
+            await self._store.commit(Write(session_stream(lease.session), key, lambda _: [Draft(event)], lease=lease))
+
+
+def _may_be_due(change: Change) -> bool:
+    """An inbox grew, a session began, or nobody knows."""
+    return change.stream == EVERY_STREAM or change.stream.endswith("/in") or change.head == 1
+
+
+async def quarantine(store: Store, lease: Lease, failures: int, error: str, now: int) -> None:
+    """Leave a session to a person over which whoever worked on it broke down too often: it rests until somebody writes."""
+    (row,) = await store.ask(Query("session", SessionRow, {"session": lease.session}))
+    event = AttendingFailed(failures=failures, error=shorten(error, ERROR_KEPT), quarantined=True)
+    parked = SessionParked(state="PAUSED", inbox_seen=row.inbox_head)
+    key = f"{lease.session}/{lease.generation}/quarantine/{now}"
+    await store.commit(Write(session_stream(lease.session), f"{key}/why", lambda _: [Draft(event)], lease=lease))
+    await store.commit(life.park(lease, key, parked))
