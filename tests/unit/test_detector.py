@@ -1,0 +1,103 @@
+"""The detector of unusual numbers: quiet on noise, quick on a step, and never upset."""
+
+import math
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halter.autonomy.detector import HIGHEST, Detected, Unusable, number
+
+SEEDS = range(8)
+
+
+def learned(numbers: Iterable[float], detected: Detected | None = None) -> tuple[Detected, list[float]]:
+    detected, scores = detected or Detected(), []
+    for x in numbers:
+        detected, score = detected.learn(x)
+        scores.append(score)
+    return detected, scores
+
+
+def noise(seed: int, count: int = 10_000) -> list[float]:
+    chance = random.Random(seed)
+    return [chance.gauss(100, 5) for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_noise_hardly_ever_alarms(seed: int) -> None:
+    _, scores = learned(noise(seed))
+    assert sum(score >= 4 for score in scores) < 10
+    assert sum(score >= 5 for score in scores) <= 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("step", [-40, 40])
+def test_a_step_of_eight_deviations_is_found_at_once(seed: int, step: float) -> None:
+    detected, _ = learned(noise(seed, 500))
+    assert detected.learn(100 + step)[1] >= 5
+
+
+def test_nothing_alarms_while_it_warms_up() -> None:
+    _, scores = learned([0.0] * 10 + [1e9] * 10)
+    assert scores == [0.0] * 20
+
+
+def test_a_number_that_never_moved_and_jumps_scores_high_and_finite() -> None:
+    detected, scores = learned([42.0] * 1000)
+    assert max(scores) == 0
+    assert 1000 < detected.learn(43.0)[1] <= HIGHEST
+    assert detected.learn(math.nextafter(42, 43))[1] < 1
+
+
+def test_an_outlier_barely_moves_what_is_usual() -> None:
+    before, _ = learned(noise(1, 500))
+    after, score = before.learn(1e12)
+    assert score == HIGHEST
+    assert abs(after.mean - before.mean) < 0.2 * before.deviation
+    assert after.deviation < 1.2 * before.deviation
+    assert after.learn(140)[1] >= 5
+
+
+def test_what_stays_becomes_the_new_usual() -> None:
+    detected, _ = learned([42.0] * 100)
+    detected, scores = learned([1000.0] * 100, detected)
+    assert all(score >= 4 for score in scores[:20])
+    assert max(scores[20:]) == 0
+    assert detected.mean == pytest.approx(1000)
+    assert detected.learn(42.0)[1] >= 4
+
+
+def test_a_slow_drift_is_followed_without_an_alarm() -> None:
+    chance = random.Random(3)
+    _, scores = learned(step * 0.05 + chance.gauss(0, 5) for step in range(5000))
+    assert sum(score >= 5 for score in scores) == 0
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_passed_over(odd: float) -> None:
+    detected, _ = learned(noise(1, 50))
+    assert detected.learn(odd) == (detected, 0.0)
+
+
+@pytest.mark.parametrize("value", [None, True, "5", [], {}, math.nan, math.inf, 10**400, -(10**400)])
+def test_what_is_no_number_is_told_in_a_sentence(value: Any) -> None:
+    answer = number(value)
+    assert isinstance(answer, Unusable)
+    assert answer.sentence.startswith("a detector takes a")
+
+
+@given(
+    st.lists(st.floats() | st.sampled_from([1e308, -1e308, 5e-324, 0.0, 1e150, -1e150]), max_size=80),
+    st.floats(1, 1e308),
+    st.integers(2, 40),
+)
+def test_no_series_upsets_it(numbers: list[float], half_life: float, warmup: int) -> None:
+    detected, scores = learned(numbers, Detected(half_life=half_life, warmup=warmup))
+    assert all(0 <= score <= HIGHEST for score in scores)
+    assert math.isfinite(detected.mean)
+    assert math.isfinite(detected.variance)
+    assert detected.variance >= 0

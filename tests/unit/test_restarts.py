@@ -1,0 +1,67 @@
+"""Restart intensity, and how many calls any minute may see."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halter.autonomy.guardrails import UNLIMITED, acted, allowed, free_at
+from halter.autonomy.restarts import Again, GiveUp, after_failure
+from halter.core.clock import HOUR, MINUTE, SECOND
+
+NOW = 100 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("ages", "answer"),
+    [
+        ([], Again(1 * SECOND)),
+        ([0], Again(1 * SECOND)),
+        ([1, 0], Again(2 * SECOND)),
+        ([3, 1, 0], Again(4 * SECOND)),
+        ([7, 3, 1, 0], Again(8 * SECOND)),
+        ([15, 7, 3, 1, 0], GiveUp()),
+        ([599, 7, 3, 1, 0], GiveUp()),
+        ([600, 7, 3, 1, 0], Again(8 * SECOND)),
+        ([9000, 8000, 7000, 6000, 5000, 4000, 0], Again(1 * SECOND)),
+        ([-5, -4, -3, -2, 0], GiveUp()),
+        ([-3600, -3601, -3602, -3603, 0], Again(1 * SECOND)),
+    ],
+)
+def test_five_breakdowns_in_ten_minutes_are_left_to_a_person(ages: list[int], answer: Again | GiveUp) -> None:
+    assert after_failure([NOW - age * SECOND for age in ages], NOW) == answer
+
+
+@pytest.mark.parametrize(
+    ("ages", "most", "more"),
+    [
+        ([], 10, 10),
+        ([0, 1, 2], 10, 7),
+        ([0, 59, 60, 61], 10, 8),
+        ([0] * 10, 10, 0),
+        ([0] * 25, 10, 0),
+        ([0] * 25, 0, UNLIMITED),
+        ([-30], 1, 0),
+        ([-3600], 1, 1),
+    ],
+)
+def test_a_minute_sees_so_many_calls(ages: list[int], most: int, more: int) -> None:
+    assert allowed([NOW - age * SECOND for age in ages], NOW, most) == more
+
+
+@given(st.lists(st.integers(0, 20 * SECOND), max_size=80), st.integers(1, 5))
+def test_no_minute_ever_sees_more(pauses: list[int], most: int) -> None:
+    now, actions, made = NOW, (), list[int]()
+    for pause in pauses:
+        now += pause
+        if allowed(actions, now, most):
+            actions = acted(actions, now)
+            made.append(now)
+    assert len(actions) <= most
+    assert all(late - early >= MINUTE for early, late in zip(made, made[most:], strict=False))
+
+
+@given(st.lists(st.integers(NOW - 2 * MINUTE, NOW), max_size=12), st.integers(0, 5))
+def test_one_more_call_may_be_made_from_the_moment_that_is_named(actions: list[int], most: int) -> None:
+    free = free_at(actions, NOW, most)
+    assert allowed(actions, free, most) > 0
+    assert free == NOW or allowed(actions, free - 1, most) == 0

@@ -1,0 +1,85 @@
+"""Paths into JSON values, and what differs between two of them."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from halter.autonomy.differing import Difference, differences
+from halter.autonomy.values import Found, Missing, path_value
+
+READING = {"quotes": {"AAPL": 5, "a b": 6, "é": 7, "0": 8}, "items": [{"x": 1}, {"x": [2, 3]}], "none": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("", READING),
+        ("quotes.AAPL", 5),
+        ("quotes.a b", 6),
+        ("quotes.é", 7),
+        ("quotes.0", 8),
+        ("items[0].x", 1),
+        ("items[1].x[1]", 3),
+        ("none", None),
+    ],
+)
+def test_a_path_leads_to_a_part_of_a_reading(path: str, value: Any) -> None:
+    assert path_value(READING, path) == Found(value)
+
+
+def test_a_path_may_begin_with_a_place() -> None:
+    assert path_value([[1], [2]], "[1][0]") == Found(2)
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("prices", "There is no `prices` where `prices` looks for it."),
+        ("quotes.AAPL.x", "There is no `x` where `quotes.AAPL.x` looks for it."),
+        ("items[2]", "There is no `[2]` where `items[2]` looks for it."),
+        ("quotes[0]", "There is no `[0]` where `quotes[0]` looks for it."),
+        ("items.0", "There is no `0` where `items.0` looks for it."),
+        ("none.x", "There is no `x` where `none.x` looks for it."),
+        ("a..b", "`a..b` is no path: write it like quotes.AAPL or items[0].price."),
+        (".a", "`.a` is no path: write it like quotes.AAPL or items[0].price."),
+        ("a.", "`a.` is no path: write it like quotes.AAPL or items[0].price."),
+        ("a[-1]", "`a[-1]` is no path: write it like quotes.AAPL or items[0].price."),
+        ("a[x]", "`a[x]` is no path: write it like quotes.AAPL or items[0].price."),
+        ("a[0]b", "`a[0]b` is no path: write it like quotes.AAPL or items[0].price."),
+    ],
+)
+def test_a_path_that_leads_nowhere_says_where_it_ends(path: str, sentence: str) -> None:
+    assert path_value(READING, path) == Missing(sentence)
+
+
+@given(st.text() | st.text("a.[]09"), st.sampled_from([READING, [], 5, None, "text", {"a": [[0]]}]))
+def test_no_path_raises(path: str, value: Any) -> None:
+    assert isinstance(path_value(value, path), Found | Missing)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        (1, 1.0, []),
+        (1, True, [("x", 1, True)]),
+        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, [("x.b", 2, 3)]),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2}}}, [("x.a.b.c", 1, 2)]),
+        ({"a": 1}, {"b": 1}, [("x.a", 1, UNSET), ("x.b", UNSET, 1)]),
+        ([1, 2], [1, 2, 3], [("x[2]", UNSET, 3)]),
+        ([1, 2, 3], [2, 3, 4], [("x[2]", UNSET, 4)]),
+        ([1, 2, 3], [1, 5, 3], [("x[1]", 2, 5)]),
+        ([1, 2, 3], [1, 2], [("x[2]", 3, UNSET)]),
+        ([1, 2, 3], [2, 3], [("x[0]", 1, 2), ("x[1]", 2, 3), ("x[2]", 3, UNSET)]),
+        ([], [1], [("x[0]", UNSET, 1)]),
+        ([{"a": 1}], [{"a": 2}], [("x[0].a", 1, 2)]),
+        (UNSET, 5, [("x", UNSET, 5)]),
+        (5, UNSET, [("x", 5, UNSET)]),
+        ({"a": 1}, [1], [("x", {"a": 1}, [1])]),
+        (None, None, []),
+    ],
+)
+def test_only_what_differs_is_named(before: Any, after: Any, found: list[tuple[str, Any, Any]]) -> None:
+    assert list(differences("x", before, after)) == [Difference(*each) for each in found]
