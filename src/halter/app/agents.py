@@ -26,7 +26,8 @@ import msgspec
 from halter.app.agent import Assembled, assembled, unique
 from halter.app.program import Held, Program, ProgramOptions, document, secrets_of
 from halter.app.result import Result, final_answer, result_of
-from halter.app.talking import Speaking, attend, begin, reopen, say
+from halter.app.speaking import Speaking
+from halter.app.talking import attend, begin, reopen, say
 from halter.app.thinking import models_of
 from halter.brain.loop import NOBODY, Watching
 from halter.brain.running import Waits

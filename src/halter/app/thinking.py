@@ -103,7 +103,13 @@ def _rules(agent: Assembled, kind: SessionKind, models: int, *, output: bool) ->
         max_repeated_tool_steps=mind.max_repeated_tool_steps,
         on_cap=policy.on_cap,
         expects_output=output,
+        **_pace(agent) if kind == "autonomous" else {},
     )
+
+
+def _pace(agent: Assembled) -> Mapping[str, int]:
+    autonomy = agent.read.pacing.autonomy
+    return {key: getattr(autonomy, key) for key in ("min_sleep", "max_sleep", "max_actions_per_minute")}
 
 
 def _window(agent: Assembled, models: tuple[Model, ...], kind: SessionKind) -> int:

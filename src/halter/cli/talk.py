@@ -179,7 +179,7 @@ class _Asking:
 async def _speaking(app: App, folder: Path) -> AsyncGenerator[Any]:
     """Have an agent ready to talk."""
     from halter.app.agent import assembled
-    from halter.app.talking import Speaking
+    from halter.app.speaking import Speaking
     from halter.app.thinking import models_of
     from halter.dispatch.tending import tended
 
