@@ -14,10 +14,11 @@ LARGEST_READING = 1_000_000
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What was read: a JSON value, and when."""
+    """What was read: a JSON value, when, and how many bytes it was, by which those who keep it bound what they keep."""
 
     value: Any
     at: int
+    size: int = 0
 
 
 class SensorFailed(HalterError):

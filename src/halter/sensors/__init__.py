@@ -1,0 +1,1 @@
+"""What reads the world: addresses asked again and again, files and folders, and streams."""
