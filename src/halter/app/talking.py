@@ -13,6 +13,7 @@ from halter.app.thinking import Models, thinking
 from halter.brain.loop import NOBODY, Loop, Watching
 from halter.brain.running import Running, Waits
 from halter.brain.turn import ASK_USER, FINAL_ANSWER, YIELD
+from halter.config.pacing import recorded
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
@@ -83,7 +84,8 @@ async def begin(speaking: Speaking, text: str, kind: SessionKind, session: str =
         raise ConfigError(NOTHING_SAID)
     speaking.demand_model()
     app, agent = speaking.app, speaking.agent
-    definition = msgspec.json.encode({"policy": agent.policy, "mind": agent.read.mind}, order="sorted")
+    said = {"policy": agent.policy, "mind": agent.read.mind, "pacing": recorded(agent.read.pacing)}
+    definition = msgspec.json.encode(said, order="sorted")
     event = SessionStarted(
         session=session or app.ids.new(),
         agent=agent.policy.name,
