@@ -131,7 +131,7 @@ def _of_sleep(autonomy: Autonomy) -> Iterator[Wrong]:
         yield path, "`autonomy.min_sleep` is 0, so an agent might never pause; write at least a little, as in 1s."
     if least > most:
         sentence = f"the shortest sleep (`min_sleep`, {shown_duration(least)}) is longer than the longest"
-        yield path, f"{sentence} (`max_sleep`, {shown_duration(most) or '0s'}); change one of them."
+        yield path, f"{sentence} (`max_sleep`, {shown_duration(most)}); change one of them."
 
 
 def _of_gate(autonomy: Autonomy) -> Iterator[Wrong]:
