@@ -255,6 +255,8 @@ ELSEWHERE = {
     "fallback_models",
 }
 """Keys with a test of their own above."""
+PACED = ("autonomy", "hot_state", "sensors")
+"""Keys with tests in `test_config_pacing`, where every key below them has one."""
 
 
 def keys(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -283,7 +285,7 @@ def generic(path: str) -> str:
 )
 def test_no_key_is_without_a_test_that_shows_its_reader(schema: dict[str, Any], cases: list[Any]) -> None:
     tested = {generic(path) for path, *_ in cases} | ELSEWHERE
-    known = set(keys(schema))
+    known = {key for key in keys(schema) if key.split("/")[0] not in PACED}
     assert "policy/tools/*/rate" in known
     assert known - tested == set()
 

@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "agents.md").read_text("utf-8")
 ROW = re.compile(r"^\| `([^`]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 ROWS = {key: (default, meaning) for key, default, meaning in ROW.findall(PAGE.partition("## Every key")[2])}
-FREE = {"levels": "LEVEL", "tools": "TOOL", "providers": "NAME"}
+FREE = {"levels": "LEVEL", "tools": "TOOL", "providers": "NAME", "fields": "FIELD"}
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 AGENTS = [block for block in BLOCKS if block.startswith("name:")]
 
@@ -34,6 +34,7 @@ def described(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, 
         below = [*described(part, f"{path}{key}.")]
         if isinstance(free, dict):
             below += described(free, f"{path}{key}.{FREE.get(key, '')}.")
+        below += described(part.get("items", {}), f"{path}{key}[].")
         yield from below or [(f"{path}{key}", part.get("description", ""))]
 
 

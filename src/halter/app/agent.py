@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET
 
 from halter.app.opened import App
+from halter.app.pacing import against_pacing
 from halter.config.agent import read_agent
 from halter.config.fleet import Fleet, read_fleet
 from halter.config.load import KeyPath
@@ -54,7 +55,7 @@ UNTHINKING: Final = Read(Mind(), _nowhere, _nowhere)
 class Assembled:
     """An agent that is ready to work. `left_out` says which tools of its servers cannot be used, and why.
 
-    `read` is how it thinks; one that has no model can only play.
+    `read` is how it thinks and paces itself; one that has no model can only play.
     """
 
     policy: Resolved
@@ -90,6 +91,7 @@ async def assembled(app: App, folder: Path) -> AsyncGenerator[Assembled]:
         offer = await stack.enter_async_context(_served(app, folder, policy, secrets))
         tools = unique([*built_in(policy, folder), *own_tools(policy, folder), *offer.tools])
         against_tools(policy, agent, (*(tool.spec for tool in tools.values()), *verb_specs()))
+        against_pacing(policy, read.pacing, agent, tools.values())
         waiting = await _pinned(app, policy.name, [tool.spec for tool in offer.tools])
         yield Assembled(policy, tools, secrets, waiting, offer.left_out, read)
 

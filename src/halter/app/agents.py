@@ -24,6 +24,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 import msgspec
 
 from halter.app.agent import Assembled, assembled, unique
+from halter.app.pacing import against_pacing
 from halter.app.program import Held, Program, ProgramOptions, document, secrets_of
 from halter.app.result import Result, final_answer, result_of
 from halter.app.speaking import Speaking
@@ -236,6 +237,7 @@ class Agent(Program[Speaking]):
             mind = msgspec.structs.replace(read.mind, model=names[0], fallback_models=tuple(names[1:]))
             read = replace(read, mind=mind)
         against_tools(resolved, agent, (*(tool.spec for tool in self._tools), *verb_specs()))
+        against_pacing(resolved, read.pacing, agent, self._tools)
         secrets = secrets_of(options, self._environ)
         return Assembled(resolved, unique(self._tools), secrets, read=read), given
 

@@ -8,6 +8,7 @@ from halter.app.attending import attending
 from halter.app.speaking import Speaking
 from halter.brain.loop import NOBODY, Loop, Watching
 from halter.brain.running import Waits
+from halter.config.pacing import recorded
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId
@@ -29,7 +30,8 @@ async def begin(speaking: Speaking, text: str, kind: SessionKind, session: str =
         raise ConfigError(NOTHING_SAID)
     speaking.demand_model()
     app, agent = speaking.app, speaking.agent
-    definition = msgspec.json.encode({"policy": agent.policy, "mind": agent.read.mind}, order="sorted")
+    said = {"policy": agent.policy, "mind": agent.read.mind, "pacing": recorded(agent.read.pacing)}
+    definition = msgspec.json.encode(said, order="sorted")
     event = SessionStarted(
         session=session or app.ids.new(),
         agent=agent.policy.name,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from msgspec import UNSET, UnsetType
 
@@ -163,6 +164,12 @@ class Both:
             sentence = "`tools.http` has no hosts; name those that may be reached, as in hosts: [api.example.com]."
             raise self.agent.places.wrong(("tools", "http"), sentence)
         return hosts
+
+    def reached(self, path: KeyPath, address: str) -> None:
+        """Check that the fleet leaves the host of an address to its agents; without a list it leaves all of them."""
+        host, bound = urlsplit(address).hostname or "", self.fleet.spec.allowed_hosts
+        if bound is not UNSET and not any(covered(word, bound) for word in (host, f"[{host}]")):
+            raise self.looser(path, f"at `{host}`", ("allowed_hosts",), listed(bound) or "nothing")
 
     def within(
         self, key: str, asked: Sequence[str] | UnsetType, bound: Sequence[str] | UnsetType, path: KeyPath

@@ -37,7 +37,7 @@ _LONGEST_NUMBER: Final = 30
 _LONGEST_SENTENCE: Final = 1000
 
 
-def _showable(sentence: str) -> str:
+def showable(sentence: str) -> str:
     """Keep what a file says from steering the terminal that shows it, or from filling it."""
     short = sentence if len(sentence) <= _LONGEST_SENTENCE else f"{sentence[:_LONGEST_SENTENCE]}…"
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in short)
@@ -58,7 +58,7 @@ class Places(msgspec.Struct, frozen=True):
 
     def wrong(self, path: KeyPath, sentence: str) -> ConfigError:
         """Make an error of a sentence about a value."""
-        return ConfigError(_showable(f"{self.at(path)}: {sentence}"))
+        return ConfigError(showable(f"{self.at(path)}: {sentence}"))
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class _Builder:
         return Document(self._value, Places(self._file, self._lines))
 
     def _wrong(self, line: int, sentence: str) -> ConfigError:
-        return ConfigError(_showable(f"{self._file} line {line}: {sentence}"))
+        return ConfigError(showable(f"{self._file} line {line}: {sentence}"))
 
     def _unreadable(self, error: yaml.MarkedYAMLError, text: str) -> ConfigError:
         mark = error.problem_mark or error.context_mark

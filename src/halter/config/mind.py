@@ -5,10 +5,9 @@ an agent's file asks for is bounded by the fleet's as everything else is: its mo
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 from msgspec import UNSET
 
@@ -17,12 +16,14 @@ from halter.config.beside import Unreadable, read_beside, text_of
 from halter.config.both import Both, either
 from halter.config.fleet import Fleet
 from halter.config.load import KeyPath, Places, load_bytes
+from halter.config.pacing import paced_models, read_pacing
 from halter.config.resolve import MIN_OUTPUT_TOKENS
 from halter.config.shape import dotted, nearest
 from halter.config.usual import NOBODY, USUAL
 from halter.core.bounds import Limits
 from halter.core.errors import ConfigError
 from halter.core.mind import REFLEX, SCRIPTED, Mind, Provider, WireFormat
+from halter.core.pacing import Pacing
 from halter.core.spec import AgentSpec, ProviderSpec, covered
 from halter.core.text import listed, shorten, told
 from halter.core.tools import secret_names
@@ -47,11 +48,12 @@ Where = Callable[[KeyPath], str]
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """How an agent thinks, and where the replies and the rules stand of which it is made, for sentences about them."""
+    """How an agent thinks and paces itself, and where the replies and the rules stand, for sentences about them."""
 
     mind: Mind
     script: Where
     reflex: Where
+    pacing: Pacing = field(default_factory=Pacing)
 
 
 def resolve_mind(fleet: Fleet, agent: Agent, folder: Path | None) -> Mind:
@@ -81,7 +83,7 @@ def read_mind(fleet: Fleet, agent: Agent, folder: Path | None) -> Read:
         reflex=reflex,
         **_limits(both),
     )
-    return Read(mind, script_at, reflex_at)
+    return Read(mind, script_at, reflex_at, read_pacing(fleet, agent))
 
 
 def _limits(both: Both) -> dict[str, Any]:
@@ -159,10 +161,7 @@ def _check_address(both: Both, name: str, base_url: str) -> None:
         there = either(fleet.providers[name].base_url, USUAL.get(name, NOBODY).base_url)
         if there != base_url:
             raise both.looser(path, f"`{base_url}`", ("providers", name), f"`{there}`")
-    host = urlsplit(base_url).hostname or ""
-    if fleet.allowed_hosts is not UNSET and not any(covered(word, fleet.allowed_hosts) for word in (host, f"[{host}]")):
-        allowed = listed(fleet.allowed_hosts) or "nothing"
-        raise both.looser(path, f"at `{host}`", ("allowed_hosts",), allowed)
+    both.reached(path, base_url)
 
 
 def _named(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
@@ -171,6 +170,7 @@ def _named(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
         yield ("model",), spec.model
     yield from ((("fallback_models", index), model) for index, model in enumerate(spec.fallback_models))
     yield from ((("model_for", purpose), model) for purpose, model in spec.model_for.items())
+    yield from paced_models(spec)
 
 
 def _check_models(both: Both, providers: Mapping[str, Provider]) -> None:

@@ -59,7 +59,7 @@ def _step(value: Any, places: Places, path: KeyPath, earlier: list[str]) -> Step
         raise places.wrong((*path, "as"), f"an earlier step is called `{name}` already; choose another name.")
     if not isinstance(arguments, dict):
         raise places.wrong((*path, "with"), f"`with` is {told(arguments)}, but must be a mapping of arguments.")
-    for at, text in _texts(cast("dict[str, Any]", arguments), (*path, "with")):
+    for at, text in texts(cast("dict[str, Any]", arguments), (*path, "with")):
         for body in REFERENCE.findall(text):
             _check_reference(body, places, at, earlier)
     line = places.lines.get(path, 0)
@@ -93,21 +93,21 @@ def _check_reference(body: str, places: Places, path: KeyPath, earlier: list[str
         raise places.wrong(path, f"`${{{body}}}` refers to no earlier step; {hint}")
 
 
-def _texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+def texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     """List all texts in arguments with the way to each."""
     match value:
         case str():
             yield path, value
         case dict():
             for key, item in cast("dict[str, Any]", value).items():
-                yield from _texts(item, (*path, key))
+                yield from texts(item, (*path, key))
         case list():
             for index, item in enumerate(cast("list[Any]", value)):
-                yield from _texts(item, (*path, index))
+                yield from texts(item, (*path, index))
         case _:
             return
 
 
 def _found(value: Any) -> Iterator[Reference]:
-    for _, text in _texts(value, ()):
+    for _, text in texts(value, ()):
         yield from (found for body in REFERENCE.findall(text) if (found := parse_reference(body)) is not None)

@@ -29,6 +29,12 @@ def written_as(kind: inspect.Type) -> str:
     return extra["written"] if extra and "written" in extra else ""
 
 
+def is_hidden(kind: inspect.Type) -> bool:
+    """Tell whether what stands in place of a mapping may be a key by mistake, so that no sentence quotes it."""
+    extra: Any = getattr(kind, "extra", None)
+    return bool(extra and extra.get("hidden")) or bool(getattr(getattr(kind, "cls", None), "HIDDEN", False))
+
+
 def other_names(kind: inspect.StructType) -> Mapping[str, str]:
     """List the other names under which the keys of a struct are understood."""
     return getattr(kind.cls, "ALSO", {})
@@ -56,10 +62,11 @@ class _Reader:
             return self._word(word, value, path)
         match kind:
             case inspect.Metadata():
+                if is_hidden(kind):
+                    self._mapping(value, path, hidden=True)
                 return self.read(kind.type, value, path)
             case inspect.StructType():
-                hidden = bool(getattr(kind.cls, "HIDDEN", False))
-                return self._struct(kind, self._mapping(value, path, hidden=hidden), path)
+                return self._struct(kind, self._mapping(value, path, hidden=is_hidden(kind)), path)
             case inspect.DictType():
                 return self._free(kind, self._mapping(value, path), path)
             case inspect.VarTupleType():
@@ -83,8 +90,9 @@ class _Reader:
     def _word(self, word: str, value: Any, path: KeyPath) -> Any:
         try:
             return WORDS[word].read(value)
-        except Unfit:
-            raise self._wrong(value, WORDS[word].expected, path, hidden=WORDS[word].secret) from None
+        except Unfit as unfit:
+            hint = f"; {unfit}" if str(unfit) else ""
+            raise self._wrong(value, f"{WORDS[word].expected}{hint}", path, hidden=WORDS[word].secret) from None
 
     def _mapping(self, value: Any, path: KeyPath, *, hidden: bool = False) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -181,6 +189,8 @@ def _expected(kind: inspect.Type) -> str:
             return "a whole number" + _bounds(kind)
         case inspect.FloatType() | inspect.DecimalType():
             return "a number" + (_bounds(kind) if isinstance(kind, inspect.FloatType) else "")
+        case inspect.StrType() if kind.min_length:
+            return "text that is not empty; put quotes around it if it looks like something else"
         case _:
             return "text; put quotes around it if it looks like something else"
 

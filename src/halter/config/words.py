@@ -27,6 +27,12 @@ _HOST: Final = r"\*|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9])?|\[?[0-9a-f
 _REFERABLE: Final = r"[A-Za-z_][A-Za-z0-9_.-]{0,127}"
 _REFERENCE: Final = rf"\$\{{secret:{_REFERABLE}\}}"
 _URL: Final = r"https?://[^\s@?#]+"
+_ADDRESS: Final = r"(?:https?|wss?)://[^\s@/?#{}]+(?:[/?][^\s#{}]*)?"
+_HEADER_NAME: Final = r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}"
+_HEADER: Final = r"[\x20-\x7e]*"
+_DAY_TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_PATH_INTO: Final = r"(?:(?:[^.\[\]]+|\[[0-9]{1,9}\])(?:\.[^.\[\]]+|\[[0-9]{1,9}\])*)?"
+_BARE_MODEL: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}"
 _ALONE: Final = MappingProxyType({SCRIPTED: f"{SCRIPTED}:script", REFLEX: f"{REFLEX}:rules"})
 _ONE_MODEL: Final = rf"{SCRIPTED}|{REFLEX}|[^\s:/*]+[:/][^\s*](?:[^*]*[^\s*])?"
 SMALLEST_WINDOW: Final = 1000
@@ -36,7 +42,7 @@ _TIME: Final = {"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}]}
 
 
 class Unfit(ValueError):
-    """A value that cannot be read as what it stands for."""
+    """A value that cannot be read as what it stands for. Its words, if it has any, say what to write instead."""
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -135,7 +141,14 @@ def _named(value: Any) -> str:
     try:
         return _ALONE.get(value) or str(ModelName.parse(value))
     except ValueError:
-        raise Unfit from None
+        raise Unfit(_with_provider(value)) from None
+
+
+def _with_provider(value: str) -> str:
+    """Say how to write a model of which only the name was given."""
+    if not re.fullmatch(_BARE_MODEL, value):
+        return ""
+    return f"write its provider before it, as in openai:{value} or ollama:{value}"
 
 
 def _window(value: Any) -> int:
@@ -148,7 +161,10 @@ def _window(value: Any) -> int:
 
 def _url(value: Any) -> str:
     """Read an address of the web. What could hold a password, or be lost on the way, has no place in it."""
-    address = _matching(_URL)(value)
+    return _usable(_matching(_URL)(value)).rstrip("/")
+
+
+def _usable(address: str) -> str:
     try:
         parts = urlsplit(address)
         usable = bool(parts.hostname) and parts.port != 0
@@ -156,7 +172,20 @@ def _url(value: Any) -> str:
         raise Unfit from None
     if not usable or not address.isprintable():
         raise Unfit
-    return address.rstrip("/")
+    return address
+
+
+def _address(value: Any) -> str:
+    """Read an address that is asked again and again: all of it counts, also what follows a `?`."""
+    return _usable(_matching(_ADDRESS)(value))
+
+
+def _header(value: Any) -> str:
+    """Read the value of a header. A reference that is none would be sent as it stands."""
+    text = _matching(_HEADER)(value)
+    if "${" in re.sub(_REFERENCE, "", text):
+        raise Unfit
+    return text
 
 
 def _text(pattern: str) -> Mapping[str, Any]:
@@ -200,6 +229,24 @@ WORDS: Final[Mapping[str, Word]] = MappingProxyType(
             "a reference, as in ${secret:OPENAI}, to a key that stands in HALTER_SECRET_OPENAI",
             _text(_REFERENCE),
             secret=True,
+        ),
+        "address": Word(
+            _address,
+            "an address, as in https://api.example.com/prices or wss://api.example.com/feed, "
+            "without a password, a secret or a # in it",
+            _text(_ADDRESS),
+            secret=True,
+        ),
+        "header_name": Word(_matching(_HEADER_NAME), "the name of a header, as in Authorization", _text(_HEADER_NAME)),
+        "header": Word(
+            _header,
+            "text on one line, without accents; a key is best written as in Bearer ${secret:API_KEY}",
+            _text(_HEADER),
+            secret=True,
+        ),
+        "day_time": Word(_matching(_DAY_TIME), "a time of day from 00:00 to 23:59, as in 08:00", _text(_DAY_TIME)),
+        "path_into": Word(
+            _matching(_PATH_INTO), "the way into a reading, as in quotes.AAPL or items[0].price", _text(_PATH_INTO)
         ),
         "secret": Word(
             _matching(_REFERABLE), "the name of a secret, made of letters, digits, _, . and -", _text(_REFERABLE)

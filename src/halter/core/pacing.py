@@ -5,14 +5,24 @@ and seconds or `30m` in the file.
 """
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from halter.core.clock import DAY, MINUTE, SECOND
-from halter.core.written import Duration, Name, OneModel, Spec, Zone
+from halter.core.written import (
+    Address,
+    DayTime,
+    Duration,
+    HeaderName,
+    HeaderValue,
+    Name,
+    OneModel,
+    PathInto,
+    Spec,
+    Zone,
+)
 
 FieldType = Literal["any", "object", "array", "string", "number", "integer", "boolean"]
 SensorType = Literal["poll", "watch", "stream"]
@@ -40,15 +50,13 @@ class Gate(Spec, frozen=True):
 class ActiveHours(Spec, frozen=True):
     """When an agent may be awake. An end before the start is on the next day."""
 
-    start: Annotated[str, Meta(description="When it begins, as in `08:00`.")]
-    end: Annotated[str, Meta(description="When it ends, as in `23:00`.")]
+    start: Annotated[DayTime, Meta(description="When it begins, as in `08:00`.")]
+    end: Annotated[DayTime, Meta(description="When it ends, as in `23:00`.")]
     timezone: Annotated[Zone, Meta(description="Whose clock that is; the fleet's, if not given.")] | UnsetType = UNSET
 
 
 class Autonomy(Spec, frozen=True):
     """How an agent runs by itself, and the guardrails that it cannot move."""
-
-    ALSO: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     enabled: Annotated[bool, Meta(description="Whether the agent runs by itself.")] = False
     prompt: Annotated[str, Meta(description="What each turn begins with, if not the usual words.")] = ""
@@ -95,14 +103,14 @@ class Update(Spec, frozen=True):
     """Where a part of a reading goes."""
 
     field: Annotated[Name, Meta(description="The field that is written.")]
-    path: Annotated[str, Meta(description="The part of the reading, as in `quotes.AAPL` or `items[0]`.")] = ""
+    path: Annotated[PathInto, Meta(description="The part of the reading, as in `quotes.AAPL` or `items[0]`.")] = ""
     append: Annotated[bool, Meta(description="Whether it is added to an array.")] = False
 
 
 class Detector(Spec, frozen=True):
     """Finds numbers that are far from what they usually are: how many deviations away is the score."""
 
-    path: Annotated[str, Meta(description="The number in the reading.")] = ""
+    path: Annotated[PathInto, Meta(description="The number in the reading.")] = ""
     half_life: Annotated[float, Meta(ge=1, description="After so many readings, one counts half.")] = 20
     warmup: Annotated[int, Meta(ge=2, description="So many readings are only learned from.")] = 20
 
@@ -130,21 +138,24 @@ class Signal(Spec, frozen=True):
 class Source(Spec, frozen=True):
     """Where a sensor reads: a tool, an address, or a file or folder."""
 
+    HIDDEN: ClassVar[bool] = True
+
     tool: Annotated[Text, Meta(description="A tool that only looks.")] | UnsetType = UNSET
     params: Annotated[Mapping[str, Any], Meta(description="What that tool is given.")] = {}
     url: (
-        Annotated[Text, Meta(description="An address: http(s):// to poll or for SSE, ws(s):// for WebSocket.")]
+        Annotated[Address, Meta(description="An address: http(s):// to poll or for SSE, ws(s):// for WebSocket.")]
         | UnsetType
     ) = UNSET
     headers: Annotated[
-        Mapping[str, str], Meta(description="Headers of the request; a key is written `${secret:NAME}`.")
+        Mapping[HeaderName, HeaderValue],
+        Meta(description="Headers of the request; a key is written `${secret:NAME}`.", extra={"hidden": True}),
     ] = {}
     format: (
         Annotated[StreamFormat, Meta(description="What a stream speaks; told by its address, if not given.")]
         | UnsetType
     ) = UNSET
     path: Annotated[Text, Meta(description="A file or folder, seen from the agent's own.")] | UnsetType = UNSET
-    pattern: Annotated[str, Meta(description="Which files of a folder, as in `*.log`.")] = "*"
+    pattern: Annotated[Text, Meta(description="Which files of a folder, as in `*.log`.")] = "*"
 
 
 class Sensor(Spec, frozen=True):
@@ -181,3 +192,11 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
             yield sensor.name
             yield from (signal.name for signal in sensor.signals)
         yield from ALWAYS
+
+    def models(self) -> Iterator[str]:
+        """List the models that are asked beside the one that thinks: the gate's, and those of signals."""
+        gate = self.autonomy.gate
+        if gate is not UNSET and gate.model is not UNSET:
+            yield gate.model
+        for sensor in self.sensors:
+            yield from (signal.model for signal in sensor.signals if signal.model is not UNSET)

@@ -18,6 +18,7 @@ from halter.core.clock import HOUR
 from halter.core.ids import Digest
 from halter.core.limits import Caps
 from halter.core.mind import ModelPurpose, ToolCalls, WireFormat
+from halter.core.pacing import Autonomy, HotState, Sensor
 from halter.core.tools import LEVELS, Level
 from halter.core.usage import Price
 from halter.core.written import (
@@ -218,6 +219,9 @@ class AgentSpec(Spec, frozen=True):
         | UnsetType
     ) = UNSET
     secrets: Annotated[tuple[SecretName, ...], Meta(description="The secrets that calls may name.")] = ()
+    autonomy: Annotated[Autonomy, Meta(description="How the agent runs by itself.")] = Autonomy()
+    hot_state: Annotated[HotState, Meta(description="The facts that the model sees every turn.")] = HotState()
+    sensors: Annotated[tuple[Sensor, ...], Meta(description="What keeps those facts fresh.")] = ()
 
 
 class Phase(msgspec.Struct, frozen=True):

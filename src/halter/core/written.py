@@ -30,6 +30,15 @@ OneModel = Annotated[str, Meta(extra={"written": "model"})]
 """A `provider:model`; the two that need no network may stand as one word."""
 Url = Annotated[str, Meta(extra={"written": "url"})]
 """An address of an endpoint, which must hold no password."""
+Address = Annotated[str, Meta(extra={"written": "address"})]
+"""An address that is read or listened to; it may have a query, and must hold no password."""
+HeaderName = Annotated[str, Meta(extra={"written": "header_name"})]
+HeaderValue = Annotated[str, Meta(extra={"written": "header"})]
+"""The value of a header of HTTP, which may be a key: no sentence quotes it."""
+DayTime = Annotated[str, Meta(extra={"written": "day_time"})]
+"""A time of day, written as `08:00`."""
+PathInto = Annotated[str, Meta(extra={"written": "path_into"})]
+"""The way into a JSON value, as in `quotes.AAPL` or `items[0].x`; all of it, if empty."""
 SecretName = Annotated[str, Meta(extra={"written": "secret"})]
 SecretReference = Annotated[str, Meta(extra={"written": "reference"})]
 """A `${secret:NAME}`: the one way to write a key."""

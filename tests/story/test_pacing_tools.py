@@ -1,0 +1,231 @@
+"""What fields are refreshed with and sensors poll is checked against the agent's tools before anything runs."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from agents import Bench
+from loops import says
+
+from halter.app.agent import Assembled, assembled
+from halter.app.opened import open_app
+from halter.app.pacing import against_pacing
+from halter.app.talking import Speaking, begin
+from halter.app.thinking import models_of
+from halter.config.agent import Agent, agent_of
+from halter.config.fleet import fleet_of
+from halter.config.load import load_bytes
+from halter.config.mind import read_mind
+from halter.config.resolve import resolve
+from halter.core.errors import ConfigError
+from halter.core.ids import Digest, WorkerId
+from halter.core.pacing import Pacing
+from halter.core.ports import Query
+from halter.core.rows import SessionRow
+from halter.settings import read_settings
+from halter.tools.tool import tool
+
+KEY = "made-up-key-that-opens-nothing"
+
+
+@tool(level="SAFE", effect="read")
+def get_prices(symbols: list[str], venue: str = "") -> str:
+    """Tell prices."""
+    return f"{symbols} {venue}"
+
+
+@tool(level="CONTROLLED", effect="read")
+def get_cash() -> str:
+    """Tell the balance."""
+    return "5"
+
+
+@tool(level="PRIVILEGED", effect="read")
+def get_keys() -> str:
+    """Tell the keys."""
+    return "none"
+
+
+@tool(level="SAFE")
+def place_order(symbol: str) -> str:
+    """Buy."""
+    return symbol
+
+
+TOOLS = (get_prices, get_cash, get_keys, place_order)
+
+
+def agent(text: str) -> Agent:
+    return agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
+
+
+def check(text: str, bound: str = "zone: UTC\n") -> None:
+    fleet, said = fleet_of(load_bytes(bound.encode(), "halter.yaml")), agent(text)
+    against_pacing(resolve(fleet, said), read_mind(fleet, said, None).pacing, said, TOOLS)
+
+
+def field(more: str) -> str:
+    return f"hot_state:\n  fields:\n    cash: {{{more}}}\n"
+
+
+def sensor(source: str) -> str:
+    return f"sensors:\n- name: feed\n  type: poll\n  source: {{{source}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        (field("refresh_tool: get_cash"), "mode: SEMI\n"),
+        (field("refresh_tool: get_cash"), "mode: ASSIST\npolicy: {tools: {get_cash: {approval: never}}}\n"),
+        (field("refresh_tool: get_prices, refresh_params: {symbols: [A]}"), "mode: ASSIST\n"),
+        (sensor("tool: get_prices, params: {symbols: [AAPL, TSLA], venue: x}"), "mode: SEMI\n"),
+        (sensor("tool: get_keys"), "policy: {levels: {PRIVILEGED: {approval: never}}}\n"),
+        (sensor("url: 'https://a.example'"), "mode: SEMI\n"),
+        ("autonomy: {enabled: true}\n", "mode: SEMI\n"),
+    ],
+)
+def test_a_tool_that_only_looks_and_asks_nobody_may_be_used_while_nobody_watches(text: str, bound: str) -> None:
+    check(text, bound)
+
+
+@pytest.mark.parametrize(
+    ("text", "bound", "sentence"),
+    [
+        (
+            field("refresh_tool: get_cahs"),
+            "mode: SEMI\n",
+            "agent.yaml line 4: `hot_state.fields.cash.refresh_tool` is `get_cahs`, but there is no such tool; did",
+        ),
+        (
+            sensor("tool: weather"),
+            "mode: SEMI\n",
+            "agent.yaml line 5: `sensors[1].source.tool` is `weather`, but there is no such tool; the tools are",
+        ),
+        (
+            sensor("tool: place_order, params: {symbol: A}"),
+            "mode: FULL\n",
+            "agent.yaml line 5: `sensors[1].source.tool` is `place_order`, which may change something; name a tool",
+        ),
+        (
+            field("refresh_tool: place_order"),
+            "observe: true\n",
+            "agent.yaml line 4: `hot_state.fields.cash.refresh_tool` is `place_order`, which may change something",
+        ),
+        (
+            field("refresh_tool: get_cash"),
+            "mode: ASSIST\n",
+            "agent.yaml line 4: `hot_state.fields.cash.refresh_tool` is `get_cash`, which needs a person's",
+        ),
+        (
+            sensor("tool: get_keys"),
+            "mode: FULL\n",
+            "agent.yaml line 5: `sensors[1].source.tool` is `get_keys`, which needs a person's approval each time",
+        ),
+        (
+            sensor("tool: get_cash"),
+            "policy: {tools: {get_cash: {approval: always}}}\n",
+            "agent.yaml line 5: `sensors[1].source.tool` is `get_cash`, which needs a person's approval each time",
+        ),
+        (
+            "policy: {levels: {CONTROLLED: {approval: always}}}\n" + sensor("tool: get_cash"),
+            "mode: FULL\n",
+            "agent.yaml line 6: `sensors[1].source.tool` is `get_cash`, which needs a person's approval each time",
+        ),
+        (
+            "policy: {disabled: [get_cash]}\n" + sensor("tool: get_cash"),
+            "mode: FULL\n",
+            "agent.yaml line 6: `sensors[1].source.tool` is `get_cash`, which is disabled; name another tool, or take",
+        ),
+        (
+            sensor("tool: get_prices"),
+            "mode: SEMI\n",
+            "agent.yaml line 5: `sensors[1].source.params` is nothing that `get_prices` takes: ",
+        ),
+        (
+            field("refresh_tool: get_prices, refresh_params: {symbols: 5}"),
+            "mode: SEMI\n",
+            "agent.yaml line 4: `hot_state.fields.cash.refresh_params` is nothing that `get_prices` takes: ",
+        ),
+    ],
+)
+def test_any_other_tool_is_refused_with_a_sentence(text: str, bound: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(text, bound)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_the_sentences_name_what_there_is_and_what_to_change() -> None:
+    with pytest.raises(
+        ConfigError, match=r"did you mean `get_cash`\? The tools are `get_cash`, `get_keys`, `get_prices`"
+    ):
+        check(field("refresh_tool: get_cahs"))
+    with pytest.raises(ConfigError, match=r"\(CONTROLLED in mode ASSIST\); name another tool, or let the fleet write"):
+        check(field("refresh_tool: get_cash"), "mode: ASSIST\n")
+
+
+@asynccontextmanager
+async def speaking(home: Path, text: str) -> AsyncGenerator[Speaking]:
+    """Put an agent of a folder together."""
+    folder = home / "desk"
+    folder.mkdir()
+    (folder / "files").mkdir()
+    (folder / "agent.yaml").write_text(f"name: desk\nmodel: reflex\nreflex: [{{say: hi}}]\n{text}")
+    environ = {"HALTER_PERSON": "ada"}
+    async with (
+        open_app(read_settings(environ, home), environ=environ) as app,
+        assembled(app, folder) as ready,
+        models_of(app, ready) as models,
+    ):
+        yield Speaking(app, ready, models, WorkerId("w"))
+
+
+async def definition(spoken: Speaking) -> Mapping[str, Any]:
+    session = await begin(spoken, "hello", "chat")
+    (row,) = await spoken.app.store.ask(Query("session", SessionRow, {"session": session}))
+    return msgspec.json.decode(await spoken.app.store.get(Digest(row.definition)))
+
+
+async def test_an_agent_of_a_folder_is_put_together_with_how_it_paces_itself(tmp_path: Path) -> None:
+    text = "tools: {files: {root: files}}\nautonomy: {enabled: true}\n"
+    text += field("refresh_tool: list_folder") + sensor(
+        f"url: 'https://a.example/?key={KEY}', headers: {{X-Key: {KEY}}}"
+    )
+    async with speaking(tmp_path, text) as spoken:
+        found: Assembled = spoken.agent
+        assert found.read.pacing.autonomy.enabled
+        assert list(found.read.pacing.fields) == ["cash", "feed"]
+        said = await definition(spoken)
+    assert said["pacing"]["fields"]["cash"]["refresh_tool"] == "list_folder"
+    assert said["pacing"]["sensors"][0]["source"]["headers"] == {"X-Key": "…"}
+    assert KEY not in str(said)
+
+
+async def test_an_agent_of_a_folder_whose_sensor_names_no_tool_of_its_own_is_not_put_together(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"agent\.yaml line 7: `sensors\[1\]\.source\.tool` is `look`, but there is no"
+    ):
+        async with speaking(tmp_path, sensor("tool: look")):
+            pass
+
+
+async def test_an_agent_without_a_word_of_it_paces_itself_as_before(tmp_path: Path) -> None:
+    async with speaking(tmp_path, "") as spoken:
+        assert spoken.agent.read.pacing == Pacing()
+
+
+async def test_an_agent_of_a_program_is_checked_in_the_same_words(tmp_path: Path) -> None:
+    policy = {"hot_state": {"fields": {"cash": {"refresh_tool": "place_order"}}}}
+    agent = Bench(tmp_path).agent(says("Hello."), tools=[place_order], policy=policy)
+    with pytest.raises(
+        ConfigError, match=r"the agent: `hot_state\.fields\.cash\.refresh_tool` is `place_order`, which"
+    ):
+        await agent.run("hello")
+    odd = {"hot_state": {"fields": {"cash": {"refresh_tool": "get_prices", "refresh_params": {"symbols": {1}}}}}}
+    agent = Bench(tmp_path).agent(says("Hello."), tools=[get_prices], policy=odd)
+    with pytest.raises(
+        ConfigError, match=r"is nothing that `get_prices` takes: it holds something that JSON cannot say"
+    ):
+        await agent.run("hello")
