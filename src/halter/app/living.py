@@ -1,0 +1,121 @@
+"""An agent that runs by itself in this process: its session begun, attended, and resident while its sensors read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from halter.app.attending import Attending, attending
+from halter.app.sensors import Sensors, fetchers
+from halter.app.speaking import Speaking
+from halter.app.talking import begin, row_of
+from halter.autonomy.resident import Resident, Watched
+from halter.autonomy.restarts import MOST, WITHIN
+from halter.brain.loop import Watching
+from halter.core.events import SessionWoken, TurnEnded
+from halter.core.ids import SessionId
+from halter.core.messages import StreamChunk
+from halter.core.ports import Lease, Stored
+from halter.core.rows import SessionRow
+from halter.core.vocabulary import State
+from halter.dispatch.embedded import quarantine
+from halter.work.conversation import Came
+
+RESTS: Final[frozenset[State]] = frozenset(("SLEEPING", "WAITING_FOR_INPUT", "PAUSED"))
+"""The rests between turns. One inside of a turn is gone on with at once, and looks for itself what it waits for."""
+POISON: Final = 2 * MOST
+"""So many processes that died over a session, without a turn coming to its end, are too many."""
+
+Pulse = Callable[[str, str, Mapping[str, Any]], None]
+"""Somebody who wants to know what happens at this moment: in which session, under which name, with which values."""
+
+
+def nobody(_: str, __: str, ___: Mapping[str, Any]) -> None:
+    """Do not care."""
+
+
+class Living:
+    """One agent that runs by itself."""
+
+    def __init__(self, speaking: Speaking, folder: Path, pulse: Pulse = nobody) -> None:
+        self.speaking = speaking
+        self.snapshots: dict[SessionId, Callable[[], bytes]] = {}
+        self._folder = folder
+        self._pulse = pulse
+        self._resident = bool(speaking.agent.read.pacing.sensors)
+
+    @property
+    def name(self) -> str:
+        """The agent's name."""
+        return self.speaking.agent.policy.name
+
+    async def begin(self, number: int) -> SessionId:
+        """Begin the agent's session of that number; one that was begun before stays as it is."""
+        return await begin(self.speaking, "", "autonomous", f"{self.name}-{number}")
+
+    async def attend(self, lease: Lease, stays: Callable[[SessionId], None] = lambda _: None) -> None:
+        """Take a session from where it stands to its next rest; one with sensors stays until it is over."""
+        row = await row_of(self.speaking, lease.session)
+        watching = Watching(listen=lambda chunk: self._heard(lease.session, chunk))
+        made = await attending(
+            self.speaking, row, lease, watching=watching, sensed=fetchers(self.speaking), resident=self._resident
+        )
+        if lease.generation > POISON and await self._kills(made, lease):
+            return
+        if not self._resident:
+            await made.conversation.attend()
+            return
+        stays(lease.session)
+        self.snapshots[lease.session] = made.aware.hot.snapshot
+        try:
+            await self._inhabited(made, row, lease)
+        finally:
+            self.snapshots.pop(lease.session, None)
+
+    def _heard(self, session: str, chunk: StreamChunk) -> None:
+        self._pulse(session, "text", {"request": chunk.request, "text": chunk.text, "finished": chunk.finished})
+
+    async def _inhabited(self, made: Attending, row: SessionRow, lease: Lease) -> Came:
+        """Let the session live with its sensors. One that is found asleep sleeps on, with its sensors awake."""
+        sensors = Sensors(self.speaking, made.running, self._folder)
+        watched = [Watched(sensor, sensors.signals(sensor)) for sensor in made.terms.pacing.sensors]
+        resident = Resident(
+            made.conversation,
+            made.running,
+            made.loop,
+            made.aware,
+            watched,
+            sensors.runs,
+            lambda name, values: self._pulse(lease.session, name, values),
+        )
+        return await resident.live(await self._asleep(made, row))
+
+    async def _asleep(self, made: Attending, row: SessionRow) -> Came | None:
+        """Find a session resting that nothing has woken."""
+        if row.state not in RESTS or (row.due_at is not None and row.due_at <= self.speaking.app.clock.now()):
+            return None
+        await made.running.look_back()
+        return Came(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
+
+    async def _kills(self, made: Attending, lease: Lease) -> bool:
+        """Leave a session to a person over which one process after the other died."""
+        now = self.speaking.app.clock.now()
+        deaths = died(await made.running.look_back(), now)
+        if deaths < POISON:
+            return False
+        error = f"{deaths} processes that worked on it died in a row."
+        await quarantine(self.speaking.store, lease, deaths, error, now)
+        return True
+
+
+def died(events: Sequence[Stored], now: int) -> int:
+    """Count how often a session was taken over lately since a turn of it last came to its end."""
+    count = 0
+    for stored in events:
+        match stored.event:
+            case TurnEnded():
+                count = 0
+            case SessionWoken(cause="takeover") if stored.at > now - WITHIN:
+                count += 1
+            case _:
+                pass
+    return count
