@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halter.autonomy.values import canonical, cut, one_line
+from halter.autonomy.values import canonical, cut, equal, one_line
 
 _FURTHEST: Final = 100
 """So many of the oldest items of a list may have made room for new ones, and it is still told as that."""
@@ -38,7 +38,7 @@ def differences(path: str, before: Any, after: Any) -> Iterator[Difference]:
             yield from _in_objects(path, cast("dict[str, Any]", before), cast("dict[str, Any]", after))
         case list(), list():
             yield from _in_lists(path, cast("list[Any]", before), cast("list[Any]", after))
-        case _ if UNSET in (before, after) or canonical(before) != canonical(after):
+        case _ if UNSET in (before, after) or not equal(before, after):
             yield Difference(path, before, after)
         case _:
             return

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from halter.autonomy.showing import Line, block
-from halter.autonomy.values import Found, NotJson, canonical, checked
+from halter.autonomy.values import Found, NotJson, canonical, checked, equal
 from halter.core.pacing import FieldType, HotField
 from halter.core.sensing import HealthReport
 from halter.core.text import clean, listed, shorten, told
@@ -45,7 +45,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """A field's value, when and by whom it was written; `canonical` is what it is compared by.
+    """A field's value, when and by whom it was written.
 
     After a restart it is `restored`: nobody knows what has become of it meanwhile.
     """
@@ -53,7 +53,6 @@ class Fact(msgspec.Struct, frozen=True):
     value: Any
     at: int
     by: str
-    canonical: bytes
     restored: bool = False
 
 
@@ -109,7 +108,7 @@ def changes(before: Seen | None, after: Seen) -> tuple[FieldChange, ...]:
 def _differs(change: FieldChange) -> bool:
     if change.before is UNSET or change.after is UNSET:
         return True
-    return canonical(change.before) != canonical(change.after)
+    return not equal(change.before, change.after)
 
 
 class HotState:
@@ -129,12 +128,8 @@ class HotState:
         fitted = _fitted(field, old, value, append=append)
         if isinstance(fitted, str):
             return Refused(f"What {clean(by)} gave for `{name}` is left out: {fitted}.")
-        written = canonical(fitted.value)
-        if old is not None and old.canonical == written:
-            self._facts[name] = Fact(old.value, at, by, written)
-            return Same()
-        self._facts[name] = Fact(fitted.value, at, by, written)
-        return Changed()
+        self._facts[name] = Fact(fitted.value, at, by)
+        return Same() if old is not None and equal(old.value, fitted.value) else Changed()
 
     def due(self, now: int) -> Sequence[str]:
         """List the fields that ask to be refreshed before a turn: those that are not known, or not known any more."""
@@ -185,7 +180,7 @@ class HotState:
                 continue
             fitted = _fitted(self._fields[name], None, kept.value, append=False)
             if not isinstance(fitted, str):
-                self._facts[name] = Fact(fitted.value, kept.at, kept.by, canonical(fitted.value), restored=True)
+                self._facts[name] = Fact(fitted.value, kept.at, kept.by, restored=True)
 
 
 def _read_snapshot(snapshot: bytes) -> Mapping[str, msgspec.Raw]:
@@ -221,13 +216,12 @@ def _added(field: HotField, old: Fact | None, value: Any) -> Found | str:
     if field.type not in ("any", "array") or not isinstance(before, list):
         return "only to an array can something be added, and the field holds none"
     items = _newest(field, [*cast("list[Any]", before), value])
-    sizes = [len(msgspec.json.encode(item)) + 1 for item in items]
-    if sizes[-1] >= LARGEST_VALUE:
-        return f"it has {sizes[-1]:,} bytes, and a field holds at most {LARGEST_VALUE:,}"
-    first, size = 0, sum(sizes) + 1
-    while size > LARGEST_VALUE and first < len(items) - 1:
-        size -= sizes[first]
+    first, size = 0, len(msgspec.json.encode(items))
+    while size > LARGEST_VALUE and first < len(items):
+        size -= len(msgspec.json.encode(items[first])) + 1
         first += 1
+    if first == len(items):
+        return f"alone it is more than the {LARGEST_VALUE:,} bytes that a field holds"
     return Found(items[first:])
 
 

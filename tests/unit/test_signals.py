@@ -1,0 +1,261 @@
+"""Signals: which readings fire, are told and are written."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from halter.autonomy.signals import Looked, Score, Scored, Signals, Unscored, sentence_of, threshold
+from halter.core.clock import MINUTE, SECOND
+from halter.core.errors import LeaseLost, ModelUnavailable
+from halter.core.expressions import compiled
+from halter.core.pacing import Detector, Signal
+from halter.core.sensing import Reading
+
+KNOWS: Mapping[str, Any] = {"value": {}, "hot": {}}
+NOW = 1_000 * MINUTE
+
+
+class Panel:
+    """A judge who says what it is told to say, and remembers what it was asked."""
+
+    def __init__(self, says: Callable[[Any], Score | Unscored] = lambda _: Score(1.0, "odd")) -> None:
+        self.says = says
+        self.asked: list[Any] = []
+
+    async def judge(self, signal: Signal, value: Any) -> Score | Unscored:
+        self.asked.append(value)
+        return self.says(value)
+
+
+def signals(*given: Signal, panel: Panel | None = None) -> Signals:
+    expressions = {each.name: compiled(each.expression, KNOWS, "agent.yaml") for each in given if each.expression}
+    return Signals(given, expressions, (panel or Panel()).judge)
+
+
+async def look(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None) -> Looked:
+    return await watched.look(Reading(value, NOW + after), hot or {})
+
+
+async def one(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None) -> Scored:
+    (scored,) = (await look(watched, value, after, hot)).scored
+    return scored
+
+
+@pytest.mark.parametrize(
+    ("expression", "value", "score", "fires"),
+    [
+        ("value > 5", 6, 1.0, True),
+        ("value > 5", 5, 0.0, False),
+        ("value.price", {"price": 0.5}, 0.5, True),
+        ("value.price", {"price": 0.49}, 0.49, False),
+        ("value", 3, 3.0, True),
+        ("value", -3, -3.0, False),
+        ("value > hot.limit", 11, 1.0, True),
+        ("value.exists(v, v == 'down')", ["up", "down"], 1.0, True),
+    ],
+)
+async def test_an_expression_scores_a_reading(expression: str, value: Any, score: float, *, fires: bool) -> None:
+    scored = await one(signals(Signal(name="s", expression=expression)), value, hot={"limit": 10})
+    assert (scored.score, scored.fires, scored.told) == (score, fires, fires)
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("value.price > 5", {}),
+        ("value > 5", "text"),
+        ("value", "text"),
+        ("value", None),
+        ("value", [1]),
+        ("value * 10.0", 1e308),
+        ("hot.missing > 1", 5),
+        ("value / 0", 5),
+    ],
+)
+async def test_an_expression_without_an_answer_scores_nothing_and_says_why(expression: str, value: Any) -> None:
+    looked = await look(signals(Signal(name="s", expression=expression)), value)
+    (scored,) = looked.scored
+    assert (scored.score, scored.fires, scored.told) == (None, False, False)
+    assert looked.writes
+    (sentence,) = looked.sentences
+    assert sentence.startswith("The signal `s` has no score: `")
+
+
+@pytest.mark.parametrize("value", [math.nan, {"a": math.inf}, {1: 2}, object()])
+async def test_a_reading_that_is_no_json_scores_nothing(value: Any) -> None:
+    looked = await look(signals(Signal(name="s", expression="true"), Signal(name="m", model="a:b")), value)
+    assert [each.fires for each in looked.scored] == [False, False]
+    assert not looked.writes
+    assert looked.sentences[0].startswith("The reading is no JSON")
+
+
+@pytest.mark.parametrize(
+    ("signal", "most"),
+    [
+        (Signal(name="s", expression="value"), 0.5),
+        (Signal(name="s", model="a:b"), 0.5),
+        (Signal(name="s", detector=Detector()), 4),
+        (Signal(name="s", detector=Detector(), threshold=6), 6),
+        (Signal(name="s", model="a:b", threshold=0.0), 0),
+    ],
+)
+def test_a_signal_fires_from_its_threshold_on(signal: Signal, most: float) -> None:
+    assert threshold(signal) == most
+
+
+async def test_a_signal_is_told_once_in_its_cooldown() -> None:
+    watched = signals(Signal(name="s", expression="value > 5", cooldown=MINUTE))
+    told = [(await one(watched, 6, after * SECOND)).told for after in (0, 1, 59, 60, 61, 119, 120)]
+    assert told == [True, False, False, True, False, False, True]
+
+
+async def test_a_signal_fires_in_its_cooldown_without_being_told() -> None:
+    watched = signals(Signal(name="s", expression="value > 5"))
+    await one(watched, 6)
+    scored = await one(watched, 6, SECOND)
+    assert (scored.fires, scored.told) == (True, False)
+
+
+async def test_a_cooldown_of_nothing_tells_each_time() -> None:
+    watched = signals(Signal(name="s", expression="true", cooldown=0))
+    assert [(await one(watched, 6)).told for _ in range(3)] == [True, True, True]
+
+
+async def test_a_clock_that_was_set_back_silences_nobody() -> None:
+    watched = signals(Signal(name="s", expression="true"))
+    assert (await one(watched, 6)).told
+    assert (await one(watched, 6, -60 * MINUTE)).told
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "writes"),
+    [
+        ((), 1, True),
+        ((Signal(name="a", expression="value > 5"),), 1, True),
+        ((Signal(name="a", expression="value > 5", filter=True),), 1, False),
+        ((Signal(name="a", expression="value > 5", filter=True),), 6, True),
+        ((Signal(name="a", expression="value > 5", filter=True), Signal(name="b", expression="true")), 1, False),
+        (
+            (
+                Signal(name="a", expression="value > 5", filter=True),
+                Signal(name="b", expression="value < 2", filter=True),
+            ),
+            1,
+            True,
+        ),
+        ((Signal(name="a", expression="value.x > 5", filter=True),), 1, False),
+    ],
+)
+async def test_a_filter_lets_through_only_what_fires(given: tuple[Signal, ...], value: Any, *, writes: bool) -> None:
+    assert (await look(signals(*given), value)).writes == writes
+
+
+async def test_a_filter_in_its_cooldown_still_lets_through_what_fires() -> None:
+    panel = Panel()
+    watched = signals(Signal(name="m", model="a:b", filter=True), panel=panel)
+    assert [(await look(watched, value, value)).writes for value in range(3)] == [True, True, True]
+    assert panel.asked == [0, 1, 2]
+
+
+async def test_a_model_is_not_paid_for_while_its_cooldown_runs() -> None:
+    panel = Panel()
+    watched = signals(Signal(name="m", model="a:b", cooldown=MINUTE), panel=panel)
+    told = [(await one(watched, after, after * SECOND)).told for after in (0, 1, 30, 59, 60)]
+    assert told == [True, False, False, False, True]
+    assert panel.asked == [0, 60]
+
+
+async def test_a_model_that_found_nothing_is_asked_again() -> None:
+    panel = Panel(lambda value: Score(0.1 * value, "so"))
+    watched = signals(Signal(name="m", model="a:b", threshold=0.2), panel=panel)
+    assert [(await one(watched, value)).fires for value in range(3)] == [False, False, True]
+
+
+def fails(_: Any) -> Score | Unscored:
+    raise ModelUnavailable("Overloaded: try later")
+
+
+def takes_too_long(_: Any) -> Score | Unscored:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize(
+    ("says", "sentence"),
+    [
+        (lambda _: Unscored("it gave no form."), "it gave no form."),
+        (lambda _: Score(math.nan), "its model gave no finite number."),
+        (lambda _: Score(math.inf), "its model gave no finite number."),
+        (fails, "its model failed: Overloaded: try later."),
+        (takes_too_long, "its model failed: it took too long."),
+    ],
+)
+async def test_a_judge_that_fails_gives_no_score(says: Callable[[Any], Score | Unscored], sentence: str) -> None:
+    looked = await look(signals(Signal(name="m", model="a:b"), panel=Panel(says)), 1)
+    assert looked.sentences == (f"The signal `m` has no score: {sentence}",)
+    assert looked.scored == (Scored(Signal(name="m", model="a:b")),)
+
+
+async def test_whoever_lost_the_session_hears_of_it() -> None:
+    def lost(_: Any) -> Score | Unscored:
+        raise LeaseLost("Somebody else owns it.")
+
+    with pytest.raises(LeaseLost):
+        await look(signals(Signal(name="m", model="a:b"), panel=Panel(lost)), 1)
+
+
+async def test_a_detector_learns_what_is_usual_and_tells_what_is_not() -> None:
+    watched = signals(Signal(name="d", detector=Detector(path="load[0]", warmup=5)))
+    for value in (1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0):
+        assert not (await one(watched, {"load": [value]})).fires
+    scored = await one(watched, {"load": [50]})
+    assert scored.told
+    assert scored.reason.startswith("50 is ")
+    assert scored.reason.endswith("deviations above the usual 1")
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({}, "There is no `load` where `load` looks for it."),
+        ({"load": "high"}, "a detector takes a number, and this is the text 'high'."),
+        ({"load": True}, "a detector takes a number, and this is true."),
+    ],
+)
+async def test_a_detector_passes_over_what_is_no_number(value: Any, sentence: str) -> None:
+    watched = signals(Signal(name="d", detector=Detector(path="load", warmup=2)))
+    looked = await look(watched, value)
+    assert looked.sentences == (f"The signal `d` has no score: {sentence}",)
+    assert looked.scored[0].score is None
+
+
+async def test_each_detector_learns_for_itself() -> None:
+    first = Signal(name="a", detector=Detector(path="a", warmup=2))
+    second = Signal(name="b", detector=Detector(path="b", warmup=2))
+    watched = signals(first, second)
+    for value in (1, 2, 1, 2):
+        await look(watched, {"a": value, "b": value * 1000})
+    looked = await look(watched, {"a": 1000, "b": 1000})
+    assert [each.fires for each in looked.scored] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("scored", "value", "sentence"),
+    [
+        (
+            Scored(Signal(name="odd"), 0.91234567, fires=True, reason="it fell"),
+            {"price": 5},
+            'The signal `odd` of the sensor `prices` fired with 0.9123: it fell. It read {"price":5}',
+        ),
+        (Scored(Signal(name="odd")), "a\nb", 'The signal `odd` of the sensor `prices` fired. It read "a\\nb"'),
+        (Scored(Signal(name="odd")), math.nan, "The signal `odd` of the sensor `prices` fired. It read no JSON"),
+    ],
+)
+def test_a_signal_is_told_in_a_sentence(scored: Scored, value: Any, sentence: str) -> None:
+    assert sentence_of("prices", scored, Reading(value, NOW)) == sentence
+
+
+def test_a_sentence_stays_short_whatever_was_read() -> None:
+    scored = Scored(Signal(name="odd"), 1.0, reason="r" * 10_000)
+    assert len(sentence_of("prices", scored, Reading("x" * 1_000_000, NOW))) < 600
