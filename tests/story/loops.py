@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 
+from halter.autonomy.awareness import Awareness
+from halter.autonomy.hotstate import HotState
+from halter.autonomy.pace import Paced, Terms
 from halter.brain.decide import Rules
 from halter.brain.loop import Loop, Senses, Watching
 from halter.brain.running import Running
@@ -21,6 +24,7 @@ from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, new_worker, session_stream
 from halter.core.messages import Message, Model, Reply, StreamChunk, Text, ToolCall, ToolResult
 from halter.core.mind import Mind
+from halter.core.pacing import Autonomy, Pacing
 from halter.core.ports import Stored
 from halter.core.spec import Resolved
 from halter.core.tools import Failed, Tool
@@ -37,7 +41,7 @@ from halter.state import life
 from halter.state.receipt import Receipt, receipt
 from halter.testing.world import World
 from halter.tools.tool import tool
-from halter.work.conversation import Came, Conversation
+from halter.work.conversation import Attended, Came, Conversation, Pace
 from halter.work.verbs import verbs
 
 PRICED = "scripted:priced"
@@ -169,6 +173,7 @@ class Story:
         self.simulates: Model | None = None
         self.redact: Callable[[str], str] = redact
         self.came: Came | None = None
+        self.pacing = Pacing(autonomy=Autonomy(enabled=True))
 
     @property
     def model(self) -> Scripted:
@@ -208,8 +213,14 @@ class Story:
                 self.senses,
                 Watching(self.chunks.append),
             )
-            self.came = await Conversation(running, self.loop, clock).attend()
+            self.came = await Conversation(running, self.loop, clock, self.pace(running, self.loop)).attend()
             return self.came
+
+    def pace(self, running: Running, loop: Loop) -> Pace:
+        if self.kind != "autonomous":
+            return Attended(loop)
+        aware = Awareness(HotState({}), self.world.clock)
+        return Paced(running, loop, self.world.clock, Terms(pacing=self.pacing), aware)
 
     def standing(self) -> Standing:
         caps = self.policy.caps.session.max_cost_usd

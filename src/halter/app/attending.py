@@ -57,11 +57,10 @@ async def attending(
     waits: Waits = lambda _, __: None,
     answer: Tool | None = None,
     sensed: Mapping[str, Tool] | None = None,
-    resident: bool = False,
 ) -> Attending:
     """Put a session together. With an `answer`, a tool, it ends when the model has called it.
 
-    `sensed` are tools that only its sensors use: no model is told of them.
+    One that is given `sensed`, the tools that its sensors use and no model is told of, is resident.
     """
     app, store, agent, session = speaking.app, speaking.store, speaking.agent, row.session
     terms = terms_of(speaking)
@@ -77,7 +76,7 @@ async def attending(
     senses = aware.senses() if terms.pacing.fields or row.kind == "autonomous" else NO_SENSES
     loop = Loop(running, app.clock, thinks, speaking.chance, senses, watching)
     pace = Paced(running, loop, app.clock, terms, aware) if row.kind == "autonomous" else None
-    conversation = Conversation(running, loop, app.clock, pace, resident=resident)
+    conversation = Conversation(running, loop, app.clock, pace, resident=sensed is not None)
     return Attending(running, loop, conversation, aware, terms)
 
 
@@ -114,5 +113,3 @@ def standing_of(speaking: Speaking, session: str, row: SessionRow, tools: Mappin
         kept_tokens=policy.reserve_tokens if wraps_up else 0,
         tokens_per_hour=hourly or None,
     )
-
-

@@ -10,18 +10,16 @@ from halter.app.speaking import Speaking
 from halter.app.talking import begin, row_of
 from halter.autonomy.resident import Resident, Watched
 from halter.autonomy.restarts import MOST, WITHIN
+from halter.autonomy.upkeep import RESTS
 from halter.brain.loop import Watching
 from halter.core.events import SessionWoken, TurnEnded
 from halter.core.ids import SessionId
 from halter.core.messages import StreamChunk
 from halter.core.ports import Lease, Stored
 from halter.core.rows import SessionRow
-from halter.core.vocabulary import State
 from halter.dispatch.embedded import quarantine
 from halter.work.conversation import Came
 
-RESTS: Final[frozenset[State]] = frozenset(("SLEEPING", "WAITING_FOR_INPUT", "PAUSED"))
-"""The rests between turns. One inside of a turn is gone on with at once, and looks for itself what it waits for."""
 POISON: Final = 2 * MOST
 """So many processes that died over a session, without a turn coming to its end, are too many."""
 
@@ -56,9 +54,8 @@ class Living:
         """Take a session from where it stands to its next rest; one with sensors stays until it is over."""
         row = await row_of(self.speaking, lease.session)
         watching = Watching(listen=lambda chunk: self._heard(lease.session, chunk))
-        made = await attending(
-            self.speaking, row, lease, watching=watching, sensed=fetchers(self.speaking), resident=self._resident
-        )
+        sensed = fetchers(self.speaking) if self._resident else None
+        made = await attending(self.speaking, row, lease, watching=watching, sensed=sensed)
         if lease.generation > POISON and await self._kills(made, lease):
             return
         if not self._resident:

@@ -5,8 +5,7 @@ before anybody acts on it, so an alert outlives the process that saw it.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -93,17 +92,20 @@ class Resident:
 
     def _sensing(self, watched: Watched) -> Sensing:
         async def take(reading: Reading) -> None:
-            with self._losing():
-                await self._take(watched, reading)
+            await self._unless_lost(self._take(watched, reading))
 
         async def changed(report: HealthReport) -> None:
-            with self._losing():
-                await self._changed(report)
+            await self._unless_lost(self._changed(report))
 
         return self._runs(watched.sensor, take, changed)
 
-    def _losing(self) -> "_Losing":
-        return _Losing(self._lost)
+    async def _unless_lost(self, act: Awaitable[None]) -> None:
+        """Do something; if the session has another owner by now, let it go."""
+        try:
+            await act
+        except LeaseLost as lost:
+            if self._lost is not None and not self._lost.done():
+                self._lost.set_exception(lost)
 
     async def _take(self, watched: Watched, reading: Reading) -> None:
         """Take a reading in: score it, keep what of it is wanted, and tell what fired."""
@@ -146,7 +148,8 @@ class Resident:
 
     async def _wake(self, sensor: str, moved: frozenset[str], at: int) -> None:
         """Wake a sleeper that waits for one of these fields, or for anything that this sensor finds."""
-        names = sorted((moved | ({sensor} if moved else frozenset())) & self._waits_for)
+        found = moved | {sensor} if moved else moved
+        names = sorted(found & self._waits_for)
         for name in names[:1]:
             self._waits_for = frozenset()
             event = WakePosted(cause="signal", origin="sensor", sender=sensor, name=name)
@@ -173,19 +176,6 @@ class Resident:
             sentence=self._running.redacted(report.sentence),
         )
         await self._running.write(f"{self._running.lease.session}/{report.sensor}/health/{report.since}", event)
-
-
-class _Losing(suppress):
-    """Lets whoever waits know that the session has another owner by now."""
-
-    def __init__(self, lost: asyncio.Future[None] | None) -> None:
-        super().__init__(LeaseLost)
-        self._lost = lost
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        if isinstance(error, LeaseLost) and self._lost is not None and not self._lost.done():
-            self._lost.set_exception(error)
-        return bool(super().__exit__(kind, error, trace))
 
 
 def redacted(value: Any, redact: Callable[[str], str]) -> Any:

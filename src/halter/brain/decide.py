@@ -112,7 +112,7 @@ def next_step(turn: Turn, rules: Rules, now: int, *, near_budget: bool = False, 
 
 
 def allowed(actions: Sequence[int], now: int, most: int) -> int:
-    """Tell how many calls may change something now, after those of the last minute; without a limit, as many as come."""
+    """Tell how many calls may change something now, after those of the last minute; 0 stands for no limit."""
     if not most:
         return MOST_CALLS
     return max(0, most - sum(at > now - MINUTE for at in actions))

@@ -130,12 +130,8 @@ class Recalled:
             case TurnStarted():
                 message = msgspec.json.decode(await read(stored) or b'{"role":"user","parts":[]}', type=Message)
                 self.open(event.turn, event.inbox_seen, message, at, quiet=event.quiet)
-            case HotStateSeen():
-                self.hot = await read(stored)
-            case GuardrailTriggered(until=int()):
-                self.turn = self.turn.held_back(at)
-            case TurnSkipped():
-                self.turn = self.turn.skipped(event.skips, at)
+            case HotStateSeen() | GuardrailTriggered() | TurnSkipped():
+                await self._paced(event, stored, read)
             case MessageAdded():
                 self._flush(at)
                 self.add(event.reason, from_body(await read(stored)), at)
@@ -159,6 +155,17 @@ class Recalled:
                 self.turn = self.turn.woken(at, takeover=event.cause == "takeover")
             case SessionResumed():
                 self.turn = self.turn.reopened(at)
+            case _:
+                pass
+
+    async def _paced(self, event: HotStateSeen | GuardrailTriggered | TurnSkipped, stored: Stored, read: Read) -> None:
+        match event:
+            case HotStateSeen():
+                self.hot = await read(stored)
+            case GuardrailTriggered(until=int()):
+                self.turn = self.turn.held_back(stored.at)
+            case TurnSkipped():
+                self.turn = self.turn.skipped(event.skips, stored.at)
             case _:
                 pass
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from halter.brain.together import heard, together
+from halter.brain.together import heard, together, until
 from halter.core.clock import SECOND, Clock
 from halter.core.events import (
     AnyEvent,
@@ -433,19 +433,8 @@ class Running:
                     return False
                 if await self._gatehouse.halted(self.standing) is not None:
                     return False
-                await self._until(news, LOOK if wake_at is None else min(LOOK, wake_at - self._clock.now()))
+                await until(news, self._clock, LOOK if wake_at is None else min(LOOK, wake_at - self._clock.now()))
         return True
-
-    async def _until(self, news: asyncio.Event, at_most: int) -> None:
-        """Wait for a hint that something was written, or a while."""
-        pause = asyncio.ensure_future(self._clock.sleep(at_most))
-        word = asyncio.ensure_future(news.wait())
-        try:
-            await asyncio.wait((pause, word), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            news.clear()
-            pause.cancel()
-            word.cancel()
 
     async def _woken(self, cause: Cause | None) -> None:
         """Write that the session goes on, with its inbox read as far as it is now."""

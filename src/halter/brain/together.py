@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from halter.core.ports import Store
+from halter.core.clock import Clock
+from halter.core.ports import Change, Store
 
 T = TypeVar("T")
 
@@ -22,14 +23,19 @@ async def together(acts: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> Sequ
     return [task.result() for task in tasks]
 
 
+def _any(_: Change) -> bool:
+    return True
+
+
 @asynccontextmanager
-async def heard(store: Store) -> AsyncGenerator[asyncio.Event]:
-    """Set an event whenever something is written, by anybody."""
+async def heard(store: Store, matters: Callable[[Change], bool] = _any) -> AsyncGenerator[asyncio.Event]:
+    """Set an event whenever something is written that matters, by anybody."""
     news = asyncio.Event()
 
     async def listen() -> None:
-        async for _ in store.changes():
-            news.set()
+        async for change in store.changes():
+            if matters(change):
+                news.set()
 
     listening = asyncio.create_task(listen(), name="halter-rest")
     try:
@@ -38,3 +44,15 @@ async def heard(store: Store) -> AsyncGenerator[asyncio.Event]:
         listening.cancel()
         with suppress(asyncio.CancelledError):
             await listening
+
+
+async def until(news: asyncio.Event, clock: Clock, at_most: int) -> None:
+    """Wait for news, or a while; after that, what was heard counts as heard."""
+    pause = asyncio.ensure_future(clock.sleep(at_most))
+    word = asyncio.ensure_future(news.wait())
+    try:
+        await asyncio.wait((pause, word), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        news.clear()
+        pause.cancel()
+        word.cancel()

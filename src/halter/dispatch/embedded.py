@@ -1,7 +1,7 @@
 """Sessions that run in this process: claimed when they are due, attended, and watched over.
 
-A session that sleeps without sensors is only a row: nothing here knows of it until it is due. Whatever breaks down over a
-session is that session's own affair: it is tried again, more slowly each time, and then left to a person.
+A session that sleeps without sensors is only a row: nothing here knows of it until it is due. Whatever breaks down over
+a session is that session's own affair: it is tried again, more slowly each time, and then left to a person.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from halter.autonomy.restarts import Again, after_failure
+from halter.brain.together import heard, until
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import LeaseLost
 from halter.core.events import AttendingFailed, SessionParked
@@ -63,19 +64,17 @@ class Embedded:
 
     async def run(self) -> None:
         """Work until cancelled; whatever is under way is then stopped in good order."""
-        listening = asyncio.create_task(self._listen(), name="halter-dispatch")
         try:
-            while True:
-                self._news.clear()
-                room = self._together - len(self._awake) + len(self._resident)
-                for lease in await self._store.claim(self._worker, room, agents=self._agents()) if room > 0 else ():
-                    self.take(lease)
-                await self._until_due(listening)
+            async with heard(self._store, _may_be_due) as self._news:
+                while True:
+                    room = self._together - len(self._awake) + len(self._resident)
+                    for lease in await self._store.claim(self._worker, room, agents=self._agents()) if room > 0 else ():
+                        self.take(lease)
+                    await until(self._news, self._clock, await self._next_look())
         finally:
-            tasks = [listening, *self._awake.values()]
-            for task in tasks:
+            for task in self._awake.values():
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._awake.values(), return_exceptions=True)
 
     def take(self, lease: Lease) -> None:
         """Attend a session that was claimed."""
@@ -92,23 +91,11 @@ class Embedded:
         self._resident.discard(session)
         self._news.set()
 
-    async def _listen(self) -> None:
-        async for change in self._store.changes():
-            if _may_be_due(change):
-                self._news.set()
-
-    async def _until_due(self, listening: asyncio.Task[None]) -> None:
-        """Wait until the next session is due, or something was written that may have made one due."""
+    async def _next_look(self) -> int:
+        """Tell for how long nothing is due here."""
         now = self._clock.now()
         (found,) = await self._store.ask(Query("next_due", _Due, {"now": now}))
-        wait = LOOK if found.due_at is None else min(LOOK, max(0, found.due_at - self._clock.now()))
-        pause = asyncio.ensure_future(self._clock.sleep(wait))
-        word = asyncio.ensure_future(self._news.wait())
-        try:
-            await asyncio.wait((pause, word, listening), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            pause.cancel()
-            word.cancel()
+        return LOOK if found.due_at is None else min(LOOK, max(0, found.due_at - now))
 
     async def _attended(self, lease: Lease) -> None:
         """Attend a session, again after a breakdown, until it rests or is left to a person."""

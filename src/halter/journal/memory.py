@@ -202,6 +202,12 @@ class MemoryEngine:
             found = self._at_hand(name, params)
             if found is not None:
                 return [msgspec.structs.asdict(row) for row in found]
+            if name == "sessions_of":
+                mine = [
+                    row for row in self._session_rows() if (row.agent, row.kind) == (params["agent"], params["kind"])
+                ]
+                mine.sort(key=lambda row: (row.started_at, row.session), reverse=True)
+                return [msgspec.structs.asdict(row) for row in mine[: params["limit"]]]
             if name == "snapshot":
                 kept = self._snapshots.get(SessionId(params["session"]))
                 return [] if kept is None else [{"at": kept[0], "data": kept[1]}]

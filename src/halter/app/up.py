@@ -1,0 +1,179 @@
+"""Agents that run by themselves in this process, for as long as it lives.
+
+Each has one session at a time. It is begun when the agent is switched on, found again when the process starts, ended
+when the agent is switched off, and gone on with when a halt is lifted.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from halter.app.agent import assembled
+from halter.app.living import Living, Pulse, nobody
+from halter.app.opened import App
+from halter.app.speaking import Speaking
+from halter.app.thinking import models_of
+from halter.autonomy.upkeep import Attend, Begin, Nothing, Reopen, upkeep
+from halter.brain.together import heard, until
+from halter.config.pacing import unwritten
+from halter.core.clock import SECOND
+from halter.core.errors import ConfigError
+from halter.core.ids import FLEET, SessionId, WorkerId, new_worker
+from halter.core.ports import EVERY_STREAM, Change, Lease, Query
+from halter.core.rows import AgentRow, HaltRow, SessionRow
+from halter.dispatch.embedded import Embedded
+from halter.dispatch.tending import tended
+from halter.guard.switches import switch_off, switch_on
+from halter.journal.patient import PatientStore
+from halter.state import life
+
+LOOK: Final = 5 * SECOND
+
+Tell = Callable[[str, str], None]
+"""Somebody who is told a sentence about an agent: its name, or none, and what is to be said."""
+
+
+class Up:
+    """Some agents, running by themselves."""
+
+    def __init__(self, app: App, tell: Tell, pulse: Pulse = nobody, worker: WorkerId | None = None) -> None:
+        self.agents: dict[str, Living] = {}
+        self._app = app
+        self._store = PatientStore(app.store, app.clock)
+        self._tell = tell
+        self._pulse = pulse
+        self._worker = worker or new_worker("up", app.ids)
+        self._said: dict[str, str] = {}
+        self._dispatch = Embedded(
+            self._store, app.clock, self._worker, self._attend, self._names, redact=self._redacted
+        )
+
+    async def run(self, folders: Sequence[Path]) -> None:
+        """Run the agents of these folders until cancelled. One that cannot be used is told of; the others run."""
+        async with AsyncExitStack() as stack:
+            for folder in folders:
+                await self._join(stack, folder)
+            if not self.agents:
+                raise ConfigError("No agent is left to run.")
+            await stack.enter_async_context(
+                tended(self._store, self._app.clock, self._worker, snapshots=self._snapshots)
+            )
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._dispatch.run(), name="halter-dispatcher")
+                tasks.create_task(self._keep(), name="halter-upkeep")
+
+    async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
+        """Put an agent together."""
+        try:
+            agent = await stack.enter_async_context(assembled(self._app, folder))
+            models = await stack.enter_async_context(models_of(self._app, agent))
+            speaking = Speaking(self._app, agent, models, self._worker)
+            speaking.demand_model()
+            self._demand_autonomy(speaking, folder)
+        except ConfigError as error:
+            self._tell("", str(error))
+            return
+        name = agent.policy.name
+        for sentence in (*agent.left_out, *unwritten(agent.read.pacing)):
+            self._tell(name, sentence)
+        self.agents[name] = Living(speaking, folder, self._pulse)
+        await self._switch_on_first(name)
+
+    def _demand_autonomy(self, speaking: Speaking, folder: Path) -> None:
+        name = speaking.agent.policy.name
+        if not speaking.agent.read.pacing.autonomy.enabled:
+            raise ConfigError(
+                f"{name} does not run by itself: write `autonomy: {{enabled: true}}` into {folder}/agent.yaml."
+            )
+        if name in self.agents:
+            raise ConfigError(f"There are two agents called {name}: give one of them another name.")
+
+    async def _switch_on_first(self, name: str) -> None:
+        """A person who starts an agent for the first time wants it to run; one that was switched off stays so."""
+        if name not in await self._switches():
+            person = self._app.settings.person
+            await self._store.commit(switch_on(name, person, f"first/{name}", "started for the first time"))
+
+    def _names(self) -> Sequence[str]:
+        return tuple(self.agents)
+
+    def _snapshots(self) -> Mapping[SessionId, bytes]:
+        return {
+            session: snapshot() for living in self.agents.values() for session, snapshot in living.snapshots.items()
+        }
+
+    def _redacted(self, text: str) -> str:
+        for living in self.agents.values():
+            text = living.speaking.gatehouse().redacted(text)
+        return text
+
+    async def _attend(self, lease: Lease) -> None:
+        (row,) = await self._store.ask(Query("session", SessionRow, {"session": lease.session}))
+        await self.agents[row.agent].attend(lease, self._dispatch.stays)
+
+    async def _keep(self) -> None:
+        """Look after every agent: at the start, when people have said something, and every few seconds."""
+        starting = True
+        async with heard(self._store, _of_people) as news:
+            while True:
+                for living in list(self.agents.values()):
+                    await self._look_after(living, starting=starting)
+                starting = False
+                await until(news, self._app.clock, LOOK)
+
+    async def _switches(self) -> Mapping[str, AgentRow]:
+        return {row.agent: row for row in await self._store.ask(Query("all_agents", AgentRow))}
+
+    async def _look_after(self, living: Living, *, starting: bool) -> None:
+        name, now = living.name, self._app.clock.now()
+        params = {"agent": name, "kind": "autonomous", "limit": 1}
+        last = next(iter(await self._store.ask(Query("sessions_of", SessionRow, params))), None)
+        halts = {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow))}
+        switch = (await self._switches()).get(name)
+        match upkeep(name, switch, last, halts, now, starting=starting):
+            case Begin(number):
+                self._say(name, f"{await living.begin(number)} begins.")
+            case Reopen(session, by):
+                await self._store.commit(life.reopen(session, f"{session}/reopened/{now}", by))
+                self._say(name, f"{session} goes on.")
+            case Attend(session):
+                for lease in await self._store.claim(self._worker, 1, SessionId(session)):
+                    self._dispatch.take(lease)
+            case Nothing(sentence):
+                self._say(name, sentence)
+
+    def _say(self, name: str, sentence: str) -> None:
+        if self._said.get(name) != sentence:
+            self._said[name] = sentence
+            if sentence:
+                self._tell(name, sentence)
+
+
+def _of_people(change: Change) -> bool:
+    return change.stream in (FLEET, EVERY_STREAM)
+
+
+async def turn_on(app: App, agent: str, reason: str = "") -> None:
+    """Switch an agent on, and let go on what a breakdown had left to a person."""
+    store = PatientStore(app.store, app.clock)
+    committed = await store.commit(switch_on(agent, app.settings.person, app.ids.new(), reason))
+    if not committed.events:
+        raise ConfigError("Only a person switches an agent on, and this was started by an agent.")
+    for row in await _open(app, agent):
+        if row.state == "PAUSED":
+            await store.commit(life.message(row.session, app.ids.new(), b"", app.settings.person))
+
+
+async def turn_off(app: App, agent: str, reason: str = "") -> Sequence[str]:
+    """Switch an agent off, and stop its session; name what was stopped."""
+    sessions = [row.session for row in await _open(app, agent)]
+    await app.store.commit(switch_off(agent, sessions, app.settings.person, app.ids.new(), reason))
+    return sessions
+
+
+async def _open(app: App, agent: str) -> Sequence[SessionRow]:
+    params = {"agent": agent, "kind": "autonomous", "limit": 10}
+    rows = await app.store.ask(Query("sessions_of", SessionRow, params))
+    return [row for row in rows if row.ended_at is None]

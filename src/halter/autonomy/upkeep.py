@@ -1,0 +1,109 @@
+"""What has to be done for an agent that is to run by itself: a decision without I/O, looked at again and again.
+
+A session that is over stays over, unless a person's word came later: an agent that spent its budget must not get
+another one because a machine was started again.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from halter.core.rows import FREE, AgentRow, HaltRow, SessionRow
+from halter.core.vocabulary import State
+from halter.guard.judge import turn_in_ramp
+
+RESTS: frozenset[State] = frozenset(("SLEEPING", "WAITING_FOR_INPUT", "PAUSED"))
+"""The rests between turns. One inside of a turn looks for itself what it waits for."""
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """Begin the agent's session of this number."""
+
+    number: int
+
+
+class Reopen(msgspec.Struct, frozen=True):
+    """Let a session go on that a halt ended, because that person lifted it."""
+
+    session: str
+    by: str
+
+
+class Attend(msgspec.Struct, frozen=True):
+    """Attend a session that rests though it was halted, so that it ends."""
+
+    session: str
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """Let it be. The sentence says why the agent does not run, if it does not; `until` when that may change."""
+
+    sentence: str = ""
+    until: int | None = None
+
+
+Upkeep = Begin | Reopen | Attend | Nothing
+
+
+def upkeep(
+    agent: str,
+    switch: AgentRow | None,
+    last: SessionRow | None,
+    halts: Mapping[str, HaltRow],
+    now: int,
+    *,
+    starting: bool = False,
+) -> Upkeep:
+    """Decide by the agent's switch, its newest session and the halts. `starting` is the first look of a process."""
+    if last is not None and last.ended_at is None:
+        return _of_an_open(last, halts)
+    if switch is None or not switch.switched_on:
+        return Nothing(f"{agent} is switched off: halter on {agent}")
+    halted = next(_halted(agent, "", halts), None)
+    if halted is not None:
+        return Nothing(f"{halted.scope} was halted by {halted.by}: halter resume {halted.scope}")
+    if last is None:
+        return Begin(1)
+    if last.state == "COMPLETED" and starting:
+        return Begin(_number(agent, last) + 1)
+    if switch.at > (last.ended_at or 0):
+        return Begin(_number(agent, last) + 1)
+    return _of_one_that_is_over(agent, last, halts, now)
+
+
+def _of_an_open(last: SessionRow, halts: Mapping[str, HaltRow]) -> Upkeep:
+    halted = next(_halted(last.agent, last.session, halts), None)
+    if halted is not None and last.owner == FREE and last.state in RESTS:
+        return Attend(last.session)
+    return Nothing()
+
+
+def _of_one_that_is_over(agent: str, last: SessionRow, halts: Mapping[str, HaltRow], now: int) -> Upkeep:
+    """Go on where a halt was lifted after it had ended the session; each session in its own turn."""
+    over = Nothing(
+        f"{last.session} is over ({last.state}, {last.terminal_reason}): halter on {agent} begins the next session."
+    )
+    if last.state != "HALTED" or next(_halted(agent, last.session, halts), None) is not None:
+        return over
+    rows = (halts[scope] for scope in _scopes(agent, last.session) if scope in halts)
+    lifted = max((row for row in rows if row.at >= (last.ended_at or 0)), key=lambda row: row.at, default=None)
+    if lifted is None:
+        return over
+    due = lifted.at + turn_in_ramp(last.session, lifted.ramp)
+    if now < due:
+        return Nothing(f"{lifted.scope} was resumed by {lifted.by}; {last.session} goes on in its turn.", due)
+    return Reopen(last.session, lifted.by)
+
+
+def _halted(agent: str, session: str, halts: Mapping[str, HaltRow]) -> Iterator[HaltRow]:
+    return (halts[scope] for scope in _scopes(agent, session) if scope in halts and halts[scope].halted)
+
+
+def _scopes(agent: str, session: str) -> tuple[str, ...]:
+    return (*((f"session:{session}",) if session else ()), f"agent:{agent}", "fleet")
+
+
+def _number(agent: str, last: SessionRow) -> int:
+    """Read the number of a session off its name; one that was named otherwise is the first."""
+    number = last.session.removeprefix(f"{agent}-")
+    return int(number) if number.isdecimal() else 1
