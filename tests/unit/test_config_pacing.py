@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from msgspec import UNSET
 
 from halter.config.agent import Agent, agent_of
@@ -269,6 +270,12 @@ def test_each_key_ends_in_how_the_agent_paces_itself(key: str, text: str, look: 
 @pytest.mark.parametrize(("key", "text"), [case[:2] for case in KEYS], ids=[case[0] for case in KEYS])
 def test_no_key_touches_the_policy(key: str, text: str) -> None:
     assert resolve(Fleet(), agent(text)).digest() == resolve(Fleet(), agent()).digest(), key
+
+
+@pytest.mark.parametrize(("key", "text"), [case[:2] for case in KEYS], ids=[case[0] for case in KEYS])
+def test_what_is_read_is_right_for_the_schema_too(key: str, text: str) -> None:
+    value = load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml").value
+    assert list(Draft202012Validator(agent_schema()).iter_errors(value)) == [], key
 
 
 def keys(schema: Mapping[str, Any], path: str) -> Iterator[str]:
