@@ -366,13 +366,13 @@ def test_a_mistake_is_a_sentence_with_file_line_key_and_fix(text: str, sentence:
     ],
 )
 def test_no_sentence_about_a_source_quotes_what_may_be_a_key(source: str) -> None:
-    assert KEY[8:] not in refused(sensor(source))
+    assert "mAdeUp" not in refused(sensor(source))
 
 
 def test_no_sentence_about_a_host_quotes_what_may_be_a_key() -> None:
     sentence = refused(sensor(f"{{url: 'https://a.example/?key={KEY}'}}"), "allowed_hosts: [b.example]\n")
     assert "`a.example`" in sentence
-    assert KEY not in sentence
+    assert "mAdeUp" not in sentence
 
 
 def test_an_expression_over_several_lines_cannot_steer_the_terminal() -> None:
