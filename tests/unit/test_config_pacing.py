@@ -403,6 +403,9 @@ def test_expressions_are_compiled_for_those_who_run_them() -> None:
         "value.text.startsWith('E')",
         "value == hot.last",
         "has(value.error)",
+        "timestamp(value) > timestamp('2026-01-01T00:00:00Z')",
+        "duration(value) > duration('5m')",
+        "int(value) > 3",
     ],
 )
 def test_whatever_a_reading_may_be_an_expression_may_ask_for_it(text: str) -> None:
