@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from msgspec import UNSET
 
 from halter.config.agent import Agent, agent_of
@@ -271,6 +272,12 @@ def test_no_key_touches_the_policy(key: str, text: str) -> None:
     assert resolve(Fleet(), agent(text)).digest() == resolve(Fleet(), agent()).digest(), key
 
 
+@pytest.mark.parametrize(("key", "text"), [case[:2] for case in KEYS], ids=[case[0] for case in KEYS])
+def test_what_is_read_is_right_for_the_schema_too(key: str, text: str) -> None:
+    value = load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml").value
+    assert list(Draft202012Validator(agent_schema()).iter_errors(value)) == [], key
+
+
 def keys(schema: Mapping[str, Any], path: str) -> Iterator[str]:
     """List every key below one, items of lists included; free keys are written as a star."""
     below = {**schema.get("properties", {})}
@@ -396,6 +403,9 @@ def test_expressions_are_compiled_for_those_who_run_them() -> None:
         "value.text.startsWith('E')",
         "value == hot.last",
         "has(value.error)",
+        "timestamp(value) > timestamp('2026-01-01T00:00:00Z')",
+        "duration(value) > duration('5m')",
+        "int(value) > 3",
     ],
 )
 def test_whatever_a_reading_may_be_an_expression_may_ask_for_it(text: str) -> None:

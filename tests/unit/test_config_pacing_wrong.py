@@ -1,12 +1,17 @@
 """Every mistake in how an agent paces itself is a sentence with file, line, key and fix, before anything runs."""
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet, fleet_of
-from halter.config.load import load_bytes
+from halter.config.load import Document, load_bytes
 from halter.config.mind import read_mind
 from halter.core.errors import ConfigError
+from halter.core.pacing import Pacing
 
 KEY = "sk-proj-mAdeUpKeyThatOpensNothing1234567890"
 
@@ -366,16 +371,74 @@ def test_a_mistake_is_a_sentence_with_file_line_key_and_fix(text: str, sentence:
     ],
 )
 def test_no_sentence_about_a_source_quotes_what_may_be_a_key(source: str) -> None:
-    assert KEY[8:] not in refused(sensor(source))
+    assert "mAdeUp" not in refused(sensor(source))
 
 
 def test_no_sentence_about_a_host_quotes_what_may_be_a_key() -> None:
     sentence = refused(sensor(f"{{url: 'https://a.example/?key={KEY}'}}"), "allowed_hosts: [b.example]\n")
     assert "`a.example`" in sentence
-    assert KEY not in sentence
+    assert "mAdeUp" not in sentence
 
 
 def test_an_expression_over_several_lines_cannot_steer_the_terminal() -> None:
     told = refused('autonomy:\n  gate:\n    expression: "hot.a >\\n\\e[31m"\n')
     assert told.startswith("agent.yaml line 4: the expression `hot.a >\\n\\x1b[31m` is no CEL expression")
     assert told.isprintable()
+
+
+WHOLE = """
+autonomy:
+  enabled: true
+  min_sleep: 1s
+  active_hours: {start: '08:00', end: '23:00', timezone: UTC}
+  gate: {on: change, expression: skips > 3, model: 'ollama:a', prompt: b, max_skips: 3}
+  precheck_model: ollama:a
+hot_state:
+  fields:
+    cash: {type: array, ttl: 1, refresh_tool: a, refresh_params: {b: [c]}, auto_refresh: true, max_items: 3}
+sensors:
+  - name: a
+    type: poll
+    source: {url: 'https://a.example', headers: {b: c}}
+    interval: 5
+    updates: [{field: cash, path: 'a[0]', append: true}]
+    signals: [{name: b, detector: {path: c}, threshold: 3}, {name: d, expression: value > 3, cooldown: 1m}]
+  - {name: e, type: stream, source: {url: 'ws://a', format: websocket}}
+  - {name: f, type: watch, source: {path: a, pattern: b}}
+"""
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1, max_size=9), inner, max_size=3),
+    max_leaves=5,
+)
+WORDS = st.sampled_from(
+    ["a", "cash", "message", "poll", "watch", "ws://a", "https://[", "http://a:b", "ollama:a", "${secret:X}"]
+)
+
+
+def put(value: Any, steps: list[int], other: Any) -> Any:
+    """Put something else in one place of a document; the steps choose which."""
+    if not steps or not isinstance(value, dict | list) or not value:
+        return other
+    if isinstance(value, list):
+        at = steps[0] % len(value)
+        return [put(each, steps[1:], other) if index == at else each for index, each in enumerate(value)]
+    key = sorted(value)[steps[0] % len(value)]
+    return {**value, key: put(value[key], steps[1:], other)}
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=7), ANYTHING | WORDS)
+def test_whatever_stands_there_is_read_or_is_a_sentence(steps: list[int], other: Any) -> None:
+    whole = load_bytes(WHOLE.encode(), "agent.yaml")
+    document = Document({"name": "x", **put(whole.value, steps, other)}, whole.places)
+    found: Pacing | str
+    try:
+        found = read_mind(Fleet(), agent_of(document), None).pacing
+    except ConfigError as error:
+        found = str(error)
+    assert isinstance(found, Pacing) or found.startswith("agent.yaml")
+
+
+def test_the_whole_of_it_is_right() -> None:
+    found = read_mind(Fleet(), agent_of(load_bytes(f"name: x{WHOLE}".encode(), "agent.yaml")), None).pacing
+    assert len(found.sensors) == 3

@@ -16,7 +16,7 @@ GATE_KNOWS: Final[Mapping[str, Any]] = MappingProxyType({"hot": {}, "before": {}
 
 Known = tuple[Mapping[str, Any], ...]
 
-_READINGS: Final[tuple[Any, ...]] = ({}, "", [], 0, 0.0, False)
+_READINGS: Final[tuple[Any, ...]] = ({}, "", [], 0, 0.0, False, "1970-01-01T00:00:00Z", "1s")
 _SIGNAL_KNOWS: Final[Known] = tuple({"value": value, "hot": _READINGS[0]} for value in _READINGS)
 """What an expression of a signal may ask for, with each thing that a reading may be; most are mappings."""
 

@@ -1,0 +1,100 @@
+"""The page about agents that run by themselves tells the truth about defaults, and shows files that can be read."""
+
+import re
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+from msgspec import UNSET
+
+from halter.config.agent import agent_of
+from halter.config.fleet import Fleet
+from halter.config.load import load_bytes
+from halter.config.mind import read_mind
+from halter.config.pacing import unwritten
+from halter.config.resolve import resolve
+from halter.config.schema import agent_schema
+from halter.core.durations import shown_duration
+from halter.core.pacing import ALWAYS, Autonomy, Detector, Gate, HotField, Sensor, SensorType, Signal, Source, Update
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "autonomy.md").read_text("utf-8")
+BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+?) \|", re.MULTILINE)
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_the_files_on_the_page_can_be_read(text: str, tmp_path: Path) -> None:
+    document = load_bytes((text if text.startswith("name:") else f"name: x\n{text}").encode(), "agent.yaml")
+    assert list(Draft202012Validator(agent_schema()).iter_errors(document.value)) == []
+    agent = agent_of(document)
+    resolve(Fleet(), agent)
+    read_mind(Fleet(), agent, tmp_path)
+
+
+def test_the_first_file_on_the_page_says_all_that_it_needs(tmp_path: Path) -> None:
+    found = read_mind(Fleet(), agent_of(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
+    assert found.pacing.autonomy.enabled
+    assert found.mind.model
+    assert unwritten(found.pacing) == ()
+
+
+def test_the_guardrails_have_the_defaults_that_hold() -> None:
+    usual, told = Autonomy(), dict(ROW.findall(section("Guardrails")))
+    assert told == {
+        "max_consecutive_turns": str(usual.max_consecutive_turns),
+        "token_budget_per_hour": str(usual.token_budget_per_hour),
+        "max_actions_per_minute": str(usual.max_actions_per_minute),
+        "idle_timeout": shown_duration(usual.idle_timeout),
+        "active_hours": "none" if usual.active_hours is UNSET else "some",
+        "min_sleep": shown_duration(usual.min_sleep),
+        "max_sleep": shown_duration(usual.max_sleep),
+    }
+
+
+USUAL = {
+    "autonomy.": Autonomy(),
+    "autonomy.gate.": Gate(),
+    "hot_state.fields.FIELD.": HotField(),
+    "sensors[].": Sensor(name="x", type="poll", source=Source()),
+    "sensors[].source.": Source(),
+    "sensors[].updates[].": Update(field="x"),
+    "sensors[].signals[].": Signal(name="x"),
+    "sensors[].signals[].detector.": Detector(),
+}
+TIMES = {"min_sleep", "max_sleep", "idle_timeout", "interval", "timeout", "cooldown"}
+
+
+def shown(key: str, value: object) -> str:
+    """Write a default as the page about an agent's file does."""
+    if key in TIMES and isinstance(value, int):
+        return shown_duration(value)
+    if isinstance(value, bool):
+        return f"`{value}`".lower()
+    return f"`{value}`" if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def test_the_defaults_on_the_page_about_an_agents_file_are_those_that_hold() -> None:
+    told = dict(ROW.findall((DOCS / "agents.md").read_text("utf-8")))
+    checked = 0
+    for path, usual in USUAL.items():
+        for key in usual.__struct_fields__:
+            value = getattr(usual, key)
+            if (
+                path + key in told
+                and told[path + key] != "needed"
+                and isinstance(value, int | float | str)
+                and value != ""
+            ):
+                assert told[path + key] == shown(key, value), path + key
+                checked += 1
+    assert checked > 20
+
+
+def test_every_type_of_sensor_and_every_word_that_is_taken_is_on_the_page() -> None:
+    assert tuple(dict(ROW.findall(section("Sensors")))) == SensorType.__args__
+    assert all(f"`{word}`" in section("Yield") for word in ALWAYS)
