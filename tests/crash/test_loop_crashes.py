@@ -79,7 +79,7 @@ def reply(line: Any, outputs: int = 20) -> Reply:
 
 def timeless(turn: Turn) -> Turn:
     """A turn without its times, and without whether the session rests after it, which it does not live to see."""
-    return msgspec.structs.replace(turn, worked=0, since=None, seen_at=0, settled=True)
+    return msgspec.structs.replace(turn, worked=0, idle=0, since=None, seen_at=0, settled=True)
 
 
 async def answers(world: World, story: Story) -> None:

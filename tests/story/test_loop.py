@@ -110,6 +110,7 @@ async def test_a_halt_stops_a_call_that_is_being_made(world: World, kind: Sessio
     story = Story(world, [calls("hang", "look")], kind=kind)
     running = begun(story, "Wait.")
     await story.desk.stuck.wait()
+    await world.advance(1)
     at = world.now
     await world.store.commit(halt("agent:desk", "ada", "halt"))
     await ended(story, await running, "HALTED", "external_halt")

@@ -5,6 +5,7 @@ when the agent is switched off, and gone on with when a halt is lifted.
 """
 
 import asyncio
+import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -20,7 +21,7 @@ from halter.brain.together import heard, until
 from halter.config.pacing import unwritten
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
-from halter.core.ids import FLEET, SessionId, WorkerId, new_worker
+from halter.core.ids import FLEET, SessionId, new_worker
 from halter.core.ports import EVERY_STREAM, Change, Lease, Query
 from halter.core.rows import AgentRow, HaltRow, SessionRow
 from halter.dispatch.embedded import Embedded
@@ -30,6 +31,7 @@ from halter.journal.patient import PatientStore
 from halter.state import life
 
 LOOK: Final = 5 * SECOND
+CHANCE: Final = random.SystemRandom()
 
 Tell = Callable[[str, str], None]
 """Somebody who is told a sentence about an agent: its name, or none, and what is to be said."""
@@ -38,13 +40,14 @@ Tell = Callable[[str, str], None]
 class Up:
     """Some agents, running by themselves."""
 
-    def __init__(self, app: App, tell: Tell, pulse: Pulse = nobody, worker: WorkerId | None = None) -> None:
+    def __init__(self, app: App, tell: Tell, pulse: Pulse = nobody, chance: random.Random = CHANCE) -> None:
         self.agents: dict[str, Living] = {}
         self._app = app
         self._store = PatientStore(app.store, app.clock)
         self._tell = tell
         self._pulse = pulse
-        self._worker = worker or new_worker("up", app.ids)
+        self._chance = chance
+        self._worker = new_worker("up", app.ids)
         self._said: dict[str, str] = {}
         self._dispatch = Embedded(
             self._store, app.clock, self._worker, self._attend, self._names, redact=self._redacted
@@ -69,7 +72,7 @@ class Up:
         try:
             agent = await stack.enter_async_context(assembled(self._app, folder))
             models = await stack.enter_async_context(models_of(self._app, agent))
-            speaking = Speaking(self._app, agent, models, self._worker)
+            speaking = Speaking(self._app, agent, models, self._worker, chance=self._chance)
             speaking.demand_model()
             self._demand_autonomy(speaking, folder)
         except ConfigError as error:

@@ -1,0 +1,109 @@
+"""Agents of folders that run by themselves in a world: as `halter up` would run them, in virtual time."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from halter.app.agent import trust_of
+from halter.app.opened import App
+from halter.app.up import Up
+from halter.core.events import AnyEvent, SessionParked, SessionWoken, TurnEnded, TurnSkipped, TurnStarted, Unknown
+from halter.core.ids import inbox_stream, session_stream
+from halter.core.ports import Query, Stored
+from halter.core.rows import SessionRow
+from halter.config.trust import folder_digest
+from halter.settings import read_settings
+from halter.testing.seedloop import START
+from halter.testing.world import World
+
+
+class Fleet:
+    """One process that runs agents, and the disk that it leaves behind."""
+
+    def __init__(self, world: World, home: Path, fleet: str = "") -> None:
+        self.world = world
+        self.home = home
+        self.told: list[tuple[str, str]] = []
+        self.pulses: list[tuple[str, str, Mapping[str, Any]]] = []
+        environ = {"HALTER_TRUST": str(home / "trust.json"), "USER": "ada"}
+        if fleet:
+            (home / "halter.yaml").write_text(fleet)
+            environ["HALTER_FLEET"] = str(home / "halter.yaml")
+        self.environ = environ
+        self.settings = read_settings(environ, home, "memory:")
+        self.up: Up | None = None
+
+    def agent(self, name: str, more: str, tools: str = "", **files: str) -> Path:
+        folder = self.home / name
+        folder.mkdir(exist_ok=True)
+        (folder / "agent.yaml").write_text(
+            f"name: {name}\nautonomy: {{enabled: true}}\n{more}" if "autonomy:" not in more else f"name: {name}\n{more}"
+        )
+        for file, text in files.items():
+            (folder / file.replace("_yaml", ".yaml")).write_text(text)
+        if tools:
+            (folder / "tools.py").write_text(tools)
+            self.trust(folder)
+        return folder
+
+    def trust(self, folder: Path) -> None:
+        trust_of(self.settings).trust(folder, folder_digest(folder), "ada", self.world.now)
+
+    @property
+    def app(self) -> App:
+        store = cast("Any", self.world.store)
+        return App(
+            self.settings, self.world.clock, self.world.ids, store, cast("Any", None), self.world.purse, self.environ
+        )
+
+    def start(self, *folders: Path) -> asyncio.Task[None]:
+        """Start the process."""
+        self.up = Up(
+            self.app,
+            lambda *said: self.told.append(said),
+            lambda *pulse: self.pulses.append(pulse),
+            random.Random(self.world.seed),
+        )
+        return self.world.spawn(self.up.run(folders))
+
+    async def row(self, session: str) -> SessionRow:
+        (row,) = await self.world.journal.ask(Query("session", SessionRow, {"session": session}))
+        return row
+
+    async def events(self, session: str) -> list[Stored]:
+        return await self.world.events(session_stream(session))
+
+    async def inbox(self, session: str) -> list[Stored]:
+        return await self.world.events(inbox_stream(session))
+
+    async def kinds(self, session: str) -> list[str]:
+        return [stored.kind for stored in await self.events(session)]
+
+
+def moment(at: int) -> str:
+    """A time of virtual day one, as it is read."""
+    seconds = (at - START) // 1_000_000
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def rhythm(events: list[Stored]) -> list[str]:
+    """The turns, sleeps and wakes of a session, in words."""
+    return [f"{moment(stored.at)} {said}" for stored in events if (said := _said(stored.event, stored.at))]
+
+
+def _said(event: AnyEvent | Unknown, at: int) -> str:
+    match event:
+        case TurnStarted():
+            return f"turn {event.turn}"
+        case TurnEnded():
+            return f"{event.why}" + (f" {event.yielded.mode}" if event.yielded else "")
+        case TurnSkipped():
+            return f"skipped by {event.stage}"
+        case SessionParked():
+            return f"{event.state} until {moment(event.wake_at)}" if event.wake_at else event.state
+        case SessionWoken():
+            return f"woken by {event.cause}"
+        case _:
+            return ""
