@@ -45,33 +45,39 @@ def look(folder: Path, pattern: str) -> Look:
     wanted = PurePosixPath(pattern).parts
     home = os.path.realpath(folder)
     files: dict[str, Seen] = {}
-    folders: list[tuple[Path, tuple[str, ...]]] = [(folder, ())]
+    folders: list[Path] = []
+    waiting: list[tuple[str, ...]] = [()]
     entries = 0
-    for place, above in folders:  # It grows while it is walked through.
-        for entry in _entries(place, needed=place == folder):
-            entries += 1
+    while waiting:
+        above = waiting.pop()
+        found = _entries(folder.joinpath(*above), needed=not above)
+        if found is None:
+            continue
+        folders.append(folder.joinpath(*above))
+        entries += len(found)
+        for entry in found:
             parts = (*above, entry.name)
             if entry.is_dir(follow_symlinks=False):
-                if _may_hold(parts, wanted):
-                    folders.append((place / entry.name, parts))
+                waiting += [parts] if _may_hold(parts, wanted) else []
             elif fits(parts, wanted) and (seen := _seen(entry.path, home)):
                 files[clean("/".join(parts))] = seen
-        if entries > MOST_ENTRIES or len(folders) > MOST_FOLDERS:
+        if entries > MOST_ENTRIES or len(folders) + len(waiting) > MOST_FOLDERS:
             raise SensorFailed(
                 f"The folder {folder.name} holds more than {MOST_ENTRIES:,} files or {MOST_FOLDERS:,} folders: "
                 "narrow its `pattern`, or watch a folder below it."
             )
-    return Look(files, tuple(place for place, _ in folders))
+    return Look(files, tuple(sorted(folders)))
 
 
-def _entries(place: Path, *, needed: bool) -> list[os.DirEntry[str]]:
+def _entries(place: Path, *, needed: bool) -> list[os.DirEntry[str]] | None:
+    """List a folder. One below that has just gone, or is not ours to read, is passed over."""
     try:
         with os.scandir(place) as found:
             return list(islice(found, MOST_ENTRIES + 1))
     except OSError as error:
         if needed:
             raise SensorFailed(f"The folder {place.name} cannot be read: {_told(error)}.") from error
-        return []  # One below has just gone, or is not ours to read: what is left is what there is.
+        return None
 
 
 def fits(parts: tuple[str, ...], wanted: tuple[str, ...]) -> bool:

@@ -20,12 +20,15 @@ from halter.core.sensing import Reading, Sensor, SensorFailed
 from halter.sensors.listing import Files, changes, file_value, folder_value, look
 from halter.sensors.values import reading
 
+MILLISECOND: Final = 1_000
 BURST: Final = 1_600
 """The longest time, in milliseconds, for which changes are gathered into one reading."""
 PAUSE: Final = 100
 """A burst is over when so many milliseconds pass without a change."""
 CHECK: Final = 1_000
 """So often, in milliseconds, it is made sure that what is watched still stands at its path."""
+ANYWAY: Final = 60
+"""After so many checks somebody looks anyway: not every file system tells of what another machine did."""
 
 Places = tuple[Path, ...]
 
@@ -66,12 +69,18 @@ class _Watch:
                         yield reading(seen.value, self._clock.now())
                     if seen.places != places or not await watched.changed():
                         break
+            # Where folders come and go all the time, nobody begins anew all the time.
+            await self._clock.sleep(PAUSE * MILLISECOND)
 
     def _places(self) -> Places:
         """Find out what stands there. What is gone is taken for what it was."""
         self._is_folder = self._path.is_dir() or (self._is_folder and not self._path.exists())
+        if self._is_folder:
+            return look(self._path, self._pattern).folders
         # An editor puts a new file in the place of the old one, which only the folder around it tells.
-        return look(self._path, self._pattern).folders if self._is_folder else (self._path.parent,)
+        if not self._path.parent.is_dir():
+            raise SensorFailed(f"The folder of {self._shown} is not there.")
+        return (self._path.parent,)
 
     def _look(self) -> _Look:
         return self._folder() if self._is_folder else self._file()
@@ -122,7 +131,7 @@ def watching(places: Places) -> Generator[Watched]:
         with suppress(RuntimeError):  # The loop has closed, and nobody listens any more.
             loop.call_soon_threadsafe(partial(watched.tell, over=over, trouble=trouble))
 
-    threading.Thread(target=_watch, args=(places, stop, tell), daemon=True).start()
+    threading.Thread(target=_watch, args=(places, stop, tell), name="halter-watch", daemon=True).start()
     try:
         yield watched
     finally:
@@ -133,6 +142,8 @@ def _watch(places: Places, stop: threading.Event, tell: Callable[..., None]) -> 
     trouble = ""
     try:
         _watch_while_the_same(places, stop, tell)
+    except FileNotFoundError:
+        pass  # One of them has just gone, as whoever begins anew will see.
     except OSError as error:
         trouble = f"The folder cannot be watched: {error.strerror or error}."
     except RuntimeError as error:
@@ -157,17 +168,15 @@ def _watch_while_the_same(places: Places, stop: threading.Event, tell: Callable[
         raise_interrupt=False,
         force_polling=False,
         recursive=False,
-        ignore_permission_denied=True,
+        ignore_permission_denied=False,
     )
-    unsure = True
-    for changed in told:
+    for turn, changed in enumerate(told):
         gone = {path for change, path in changed if change == watchfiles.Change.deleted}
         if any(str(place) in gone for place in places) or began != [_identity(place) for place in places]:
             return
-        if changed or unsure:
-            tell()
         # What happened before the system had begun to watch is seen by looking once more.
-        unsure = False
+        if changed or turn % ANYWAY == 0:
+            tell()
 
 
 def _identity(place: Path) -> tuple[int, int] | None:
