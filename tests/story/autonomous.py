@@ -9,11 +9,11 @@ from typing import Any, cast
 from halter.app.agent import trust_of
 from halter.app.opened import App
 from halter.app.up import Up
+from halter.config.trust import folder_digest
 from halter.core.events import AnyEvent, SessionParked, SessionWoken, TurnEnded, TurnSkipped, TurnStarted, Unknown
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
-from halter.config.trust import folder_digest
 from halter.settings import read_settings
 from halter.testing.seedloop import START
 from halter.testing.world import World
@@ -22,8 +22,10 @@ from halter.testing.world import World
 class Fleet:
     """One process that runs agents, and the disk that it leaves behind."""
 
-    def __init__(self, world: World, home: Path, fleet: str = "") -> None:
+    def __init__(self, world: World, home: Path, fleet: str = "", *, sturdy: bool = False) -> None:
+        """One that is sturdy cannot be crashed, and lives faster."""
         self.world = world
+        self.sturdy = sturdy
         self.home = home
         self.told: list[tuple[str, str]] = []
         self.pulses: list[tuple[str, str, Mapping[str, Any]]] = []
@@ -53,7 +55,7 @@ class Fleet:
 
     @property
     def app(self) -> App:
-        store = cast("Any", self.world.store)
+        store = cast("Any", self.world.journal if self.sturdy else self.world.store)
         return App(
             self.settings, self.world.clock, self.world.ids, store, cast("Any", None), self.world.purse, self.environ
         )

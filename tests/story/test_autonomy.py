@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.core.clock import MINUTE
 from halter.testing.world import World
-from tests.story.autonomous import Fleet, rhythm
+from tests.story.autonomous import Fleet
 
 SLEEPS = """
 model: scripted

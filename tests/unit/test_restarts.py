@@ -1,10 +1,10 @@
 """Restart intensity, and how many calls any minute may see."""
 
 import pytest
+from halter.autonomy.guardrails import UNLIMITED, acted, allowed, free_at
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.autonomy.guardrails import UNLIMITED, acted, allowed, free_at
 from halter.autonomy.restarts import Again, GiveUp, after_failure
 from halter.core.clock import HOUR, MINUTE, SECOND
 

@@ -30,7 +30,8 @@ from halter.guard.switches import switch_off, switch_on
 from halter.journal.patient import PatientStore
 from halter.state import life
 
-LOOK: Final = 5 * SECOND
+LOOK: Final = 30 * SECOND
+"""How often it looks by itself: words of people are heard of at once, but hints may be lost."""
 CHANCE: Final = random.SystemRandom()
 
 Tell = Callable[[str, str], None]
@@ -124,7 +125,7 @@ class Up:
                 for living in list(self.agents.values()):
                     await self._look_after(living, starting=starting)
                 starting = False
-                await until(news, self._app.clock, LOOK)
+                await until(news, LOOK)
 
     async def _switches(self) -> Mapping[str, AgentRow]:
         return {row.agent: row for row in await self._store.ask(Query("all_agents", AgentRow))}

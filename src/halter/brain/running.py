@@ -433,7 +433,7 @@ class Running:
                     return False
                 if await self._gatehouse.halted(self.standing) is not None:
                     return False
-                await until(news, self._clock, LOOK if wake_at is None else min(LOOK, wake_at - self._clock.now()))
+                await until(news, LOOK if wake_at is None else min(LOOK, wake_at - self._clock.now()))
         return True
 
     async def _woken(self, cause: Cause | None) -> None:

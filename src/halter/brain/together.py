@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from halter.core.clock import Clock
+from halter.core.clock import SECOND
 from halter.core.ports import Change, Store
 
 T = TypeVar("T")
@@ -46,13 +46,9 @@ async def heard(store: Store, matters: Callable[[Change], bool] = _any) -> Async
             await listening
 
 
-async def until(news: asyncio.Event, clock: Clock, at_most: int) -> None:
-    """Wait for news, or a while; after that, what was heard counts as heard."""
-    pause = asyncio.ensure_future(clock.sleep(at_most))
-    word = asyncio.ensure_future(news.wait())
-    try:
-        await asyncio.wait((pause, word), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        news.clear()
-        pause.cancel()
-        word.cancel()
+async def until(news: asyncio.Event, at_most: int) -> None:
+    """Wait for news, or so many microseconds; after that, what was heard counts as heard."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(at_most / SECOND):
+            await news.wait()
+    news.clear()

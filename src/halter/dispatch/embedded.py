@@ -70,7 +70,7 @@ class Embedded:
                     room = self._together - len(self._awake) + len(self._resident)
                     for lease in await self._store.claim(self._worker, room, agents=self._agents()) if room > 0 else ():
                         self.take(lease)
-                    await until(self._news, self._clock, await self._next_look())
+                    await until(self._news, await self._next_look())
         finally:
             for task in self._awake.values():
                 task.cancel()
