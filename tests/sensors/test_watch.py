@@ -110,6 +110,26 @@ async def test_a_folder_that_is_replaced_is_watched_in_its_new_place(
         await listener.until(lambda: paths(listener.taken[-1]) == {"a", "b"})
 
 
+async def test_a_folder_is_found_again_when_another_comes_at_once_or_one_above_it_is_moved(
+    tmp_path: Path, clock: Any, listen: Any
+) -> None:
+    """The next folder may have the number of the last one, and of what is moved above nobody is told."""
+    outer, inbox = tmp_path / "outer", tmp_path / "outer" / "inbox"
+    inbox.mkdir(parents=True)
+    async with listen(watching(tmp_path, clock, path="outer/inbox")) as listener:
+        await listener.until_read(1)
+        shutil.rmtree(inbox)
+        make(inbox, "a")
+        await listener.until(lambda: paths(listener.taken[-1]) == {"a"})
+        (inbox / "b").write_text("1")
+        await listener.until(lambda: paths(listener.taken[-1]) == {"a", "b"})
+        shutil.move(outer, tmp_path / "before")
+        make(inbox, "c")
+        await listener.until(lambda: paths(listener.taken[-1]) == {"c"})
+        (inbox / "d").write_text("1")
+        await listener.until(lambda: paths(listener.taken[-1]) == {"c", "d"})
+
+
 async def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path: Path, clock: Any, listen: Any) -> None:
     async with listen(watching(tmp_path, clock, path="later/")) as listener:
         await listener.until_told("failing")
@@ -167,7 +187,7 @@ def unreadable(folder: Path) -> Path:
 
 
 def make(folder: Path, file: str) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / file).write_text("1")
 
 

@@ -292,6 +292,16 @@ async def test_a_cancelled_sensor_lets_go_of_its_source_at_once(world: World) ->
     assert source.closed == 1
 
 
+async def test_a_sensor_that_is_cancelled_in_a_flood_lets_go_of_its_source_as_well(world: World) -> None:
+    source, enough = Programmed(world, [range(10**9)]), asyncio.Event()
+    watcher = Watcher(world, source, refuse=lambda value: enough.set() if value == 10 else None)
+    await enough.wait()
+    watcher.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watcher.task
+    assert source.closed == 1
+
+
 def test_back_off_stays_between_floor_and_cap() -> None:
     chance = random.Random(1)
     for failures in (*range(30), 10**9):
