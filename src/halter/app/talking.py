@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from halter.app.attending import attending
+from halter.app.attending import attending, autonomous_of
 from halter.app.speaking import Speaking
 from halter.brain.loop import NOBODY, Loop, Watching
 from halter.brain.running import Waits
@@ -40,7 +40,9 @@ async def begin(speaking: Speaking, text: str, kind: SessionKind, session: str =
         definition=await speaking.store.put(definition),
     )
     body = to_body(speaking.gatehouse().redacted(text))
-    await speaking.store.commit(life.start(event, *await kept(speaking.store, body)))
+    committed = await speaking.store.commit(life.start(event, *await kept(speaking.store, body)))
+    if kind == "chat" and not committed.repeated:
+        await _pass_on(speaking, event.session, text)
     return SessionId(event.session)
 
 
@@ -52,6 +54,20 @@ async def say(speaking: Speaking, session: str, text: str) -> None:
     body, blob = await kept(store, to_body(speaking.gatehouse().redacted(text)))
     event = life.said_by(app.settings.person)
     await store.commit(life.post(session, app.ids.new(), event, body, blob))
+    if (await row_of(speaking, session)).kind == "chat":
+        await _pass_on(speaking, session, text)
+
+
+async def _pass_on(speaking: Speaking, chat: str, text: str) -> None:
+    """Let the agent that runs by itself beside a chat know what a person says there: it wakes, and sees it once."""
+    beside = await autonomous_of(speaking)
+    if beside is None or beside.ended_at is not None or not text.strip():
+        return
+    app, store = speaking.app, speaking.store
+    event = msgspec.structs.replace(life.said_by(app.settings.person), notifies=True, name="message")
+    told = speaking.gatehouse().redacted(f"{app.settings.person} says in the chat {chat}: {text}")
+    body, blob = await kept(store, to_body(told))
+    await store.commit(life.post(beside.session, app.ids.new(), event, body, blob))
 
 
 async def reopen(speaking: Speaking, session: str) -> None:

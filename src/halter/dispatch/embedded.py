@@ -134,7 +134,7 @@ def _may_be_due(change: Change) -> bool:
 
 
 async def quarantine(store: Store, lease: Lease, failures: int, error: str, now: int) -> None:
-    """Leave a session to a person over which whoever worked on it broke down too often: it rests until somebody writes."""
+    """Leave a session to a person over which its workers broke down too often: it rests until somebody writes."""
     (row,) = await store.ask(Query("session", SessionRow, {"session": lease.session}))
     event = AttendingFailed(failures=failures, error=shorten(error, ERROR_KEPT), quarantined=True)
     parked = SessionParked(state="PAUSED", inbox_seen=row.inbox_head)

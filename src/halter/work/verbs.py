@@ -150,7 +150,8 @@ def yields(names: Sequence[str] | None = None) -> Verb:
         unknown = [] if names is None else [name for name in asked.wake_early_if if name not in names]
         if not unknown:
             return ""
-        return f"Nothing called {listed(map(clean, unknown))} can wake you: `wake_early_if` may name {listed(names or ())}."
+        wrong = listed(map(clean, unknown))
+        return f"Nothing called {wrong} can wake you: `wake_early_if` may name {listed(names or ())}."
 
     about = (
         "End your turn, and say how to go on: `continue` at once, `sleep` for so many seconds, or `shutdown`. "
