@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from halter.autonomy.detector import Detected, Unusable, number
 from halter.autonomy.values import Missing, NotJson, checked, cut, one_line, path_value
+from halter.core.clock import SECOND
 from halter.core.errors import ModelError
 from halter.core.expressions import Expression, Unanswered
 from halter.core.pacing import Detector, Signal
@@ -17,6 +18,8 @@ from halter.core.text import clean, shorten
 
 THRESHOLD: Final = 0.5
 DETECTOR_THRESHOLD: Final = 4.0
+SHORTEST_COOLDOWN: Final = SECOND
+"""What fires is written down: no source, however fast, may fill a journal."""
 
 _LONGEST_READING: Final = 200
 _LONGEST_REASON: Final = 200
@@ -139,7 +142,7 @@ class Signals:
     def _is_quiet(self, signal: Signal, now: int) -> bool:
         """Tell whether a signal was told a short while ago. A clock that was set back makes nobody quiet."""
         told = self._told.get(signal.name)
-        return told is not None and 0 <= now - told < signal.cooldown
+        return told is not None and 0 <= now - told < max(signal.cooldown, SHORTEST_COOLDOWN)
 
 
 def threshold(signal: Signal) -> float:

@@ -82,6 +82,8 @@ class Running:
         self.foreseen: dict[str, str] = {}
         """What was predicted of calls, by their ids: the model is told it with what became of them."""
         self._seen = 0
+        self.rested_at = 0
+        """How far the inbox had been read when the session last rested between two turns."""
         self._rests = 0
         self.state = Session()
         self.spent = Charge()
@@ -94,6 +96,7 @@ class Running:
         events = await self.events()
         self.state = replay(events)
         self._attempts, self._seen = dict(self.state.attempts), self.state.inbox_seen
+        self.rested_at = self._seen
         return events
 
     async def take_up(self) -> Sequence[Stored]:
@@ -112,6 +115,7 @@ class Running:
     async def wake(self) -> None:
         """Go on with a session that rested in these hands."""
         self._rests += 1
+        self.rested_at = self._seen
         await self._woken(await self._cause())
 
     async def _cause(self) -> Cause | None:
@@ -275,7 +279,9 @@ class Running:
 
     async def look(self, call: Call) -> Answer | NeedsPerson | StillHeld:
         """Look at something again and again; what is no more than a look leaves no trace."""
-        return await self._gatehouse.look(self.lease, self.standing, call, self._tools)
+        answer = await self._gatehouse.look(self.lease, self.standing, call, self._tools)
+        self._spend(answer.cost_usd if isinstance(answer, Answer) else 0)
+        return answer
 
     def acts(self, tool: str) -> bool:
         """Tell whether a call of this tool would change something."""
@@ -420,6 +426,7 @@ class Running:
         committed = await self._store.commit(life.park(self.lease, key, parked))
         due = bool(committed.events) and await self.until_woken(wake_at, or_when)
         await self._woken("timer" if due else "decision")
+        self.rested_at = self._seen
         self.rested(self._clock.now() - began)
 
     async def until_woken(self, wake_at: int | None, or_when: Look | None = None) -> bool:

@@ -39,12 +39,13 @@ class Came(msgspec.Struct, frozen=True):
 class News(msgspec.Struct, frozen=True):
     """What has reached a session: what is said to it, and alerts that no finished turn has shown.
 
-    It was `called` if something else has come that it waits for, such as a decision.
+    It was `called` if something has come since its last turn that wakes it; `names` are those of all that came.
     """
 
     said: tuple[Text, ...] = ()
     notes: tuple[Text, ...] = ()
     called: bool = False
+    names: frozenset[str] = frozenset()
 
     @property
     def pending(self) -> bool:
@@ -166,7 +167,7 @@ class Conversation:
             case End() as end:
                 return await self._ended(end)
             case Park() as park:
-                return await self._rested(park)
+                return await self._rested_after(park)
             case Again():
                 return await self._next_turn()
 
@@ -182,13 +183,18 @@ class Conversation:
         await self._running.end("CANCELLED", "cancelled")
         return Came("CANCELLED", "cancelled", f"{halt.scope} was halted.")
 
-    async def _rested(self, park: Park) -> Came | None:
-        """Let the session rest, unless somebody has said something meanwhile: then that opens the next turn."""
-        if (await self._news()).said:
+    async def _rested_after(self, park: Park) -> Came | None:
+        """Let the session rest after a turn, unless what it waits for has come while the turn was under way."""
+        news = await self._news()
+        if news.said or news.called or news.names & frozenset(park.wake_on):
             return await self._next_turn()
+        return await self._rested(park)
+
+    async def _rested(self, park: Park) -> Came | None:
+        """Let the session rest, unless something has come at this very moment."""
         wake_at = None if park.sleep is None else self._clock.now() + park.sleep
         if not await self._running.park(park.state, self._seen, wake_at, park.wake_on, resident=self._resident):
-            return await self._next_turn()
+            return None
         self._loop.rest()
         return Came(park.state, "", self._loop.turn.sentence, wake_at, park.wake_on)
 
@@ -199,22 +205,22 @@ class Conversation:
         if through is None:
             self._seen = inbox[-1].seq if inbox else max(self._seen, turn.heard)
         said, notes = list(await self._given()), list[Text]()
-        called = False
+        called, names = False, set[str]()
         for stored in inbox:
             if through is not None and stored.seq > through:
                 break
-            fresh = stored.seq > turn.heard
             match stored.event:
-                case WakePosted(notifies=True) as event:
-                    notes += await self._text(stored, event)
-                case WakePosted(wakes=wakes) as event if fresh:
-                    said += await self._text(stored, event)
-                    called = called or wakes
-                case DecisionMade() if fresh:
+                case WakePosted() as event:
+                    fresh = stored.seq > turn.heard
+                    if event.notifies or fresh:
+                        (notes if event.notifies else said).extend(await self._text(stored, event))
+                    called = called or (fresh and event.wakes)
+                    names |= {event.name} if fresh else set()
+                case DecisionMade() if stored.seq > self._running.rested_at:
                     called = True
                 case _:
                     pass
-        return News(tuple(said), tuple(notes), called)
+        return News(tuple(said), tuple(notes), called, frozenset(names))
 
     async def _given(self) -> Sequence[Text]:
         """The task opens the first turn."""
