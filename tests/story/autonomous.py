@@ -12,8 +12,10 @@ from halter.app.up import Up
 from halter.config.trust import folder_digest
 from halter.core.events import AnyEvent, SessionParked, SessionWoken, TurnEnded, TurnSkipped, TurnStarted, Unknown
 from halter.core.ids import inbox_stream, session_stream
+from halter.core.messages import Prompt
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
+from halter.models.scripted import Scripted
 from halter.settings import read_settings
 from halter.testing.seedloop import START
 from halter.testing.world import World
@@ -79,6 +81,17 @@ class Fleet:
 
     async def inbox(self, session: str) -> list[Stored]:
         return await self.world.events(inbox_stream(session))
+
+    async def sessions(self, agent: str) -> list[SessionRow]:
+        rows = await self.world.journal.ask(Query("all_sessions", SessionRow))
+        return [row for row in rows if row.agent == agent]
+
+    def prompts(self, agent: str) -> list[Prompt]:
+        """What the agent's own model was asked, in this process."""
+        assert self.up is not None
+        model = self.up.agents[agent].speaking.models.named("scripted:script")
+        assert isinstance(model, Scripted)
+        return model.asked
 
     async def kinds(self, session: str) -> list[str]:
         return [stored.kind for stored in await self.events(session)]

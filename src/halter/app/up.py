@@ -4,7 +4,6 @@ Each has one session at a time. It is begun when the agent is switched on, found
 when the agent is switched off, and gone on with when a halt is lifted.
 """
 
-import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -17,7 +16,7 @@ from halter.app.opened import App
 from halter.app.speaking import Speaking
 from halter.app.thinking import models_of
 from halter.autonomy.upkeep import Attend, Begin, Nothing, Reopen, upkeep
-from halter.brain.together import heard, until
+from halter.brain.together import heard, together, until
 from halter.config.pacing import unwritten
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
@@ -60,13 +59,11 @@ class Up:
             for folder in folders:
                 await self._join(stack, folder)
             if not self.agents:
-                raise ConfigError("No agent is left to run.")
+                raise ConfigError("There is no agent that could run: mend one of those above, and start again.")
             await stack.enter_async_context(
                 tended(self._store, self._app.clock, self._worker, snapshots=self._snapshots)
             )
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._dispatch.run(), name="halter-dispatcher")
-                tasks.create_task(self._keep(), name="halter-upkeep")
+            await together([self._dispatch.run, self._keep])
 
     async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
         """Put an agent together."""
