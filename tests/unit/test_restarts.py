@@ -1,11 +1,12 @@
 """Restart intensity, and how many calls any minute may see."""
 
 import pytest
-from halter.autonomy.guardrails import UNLIMITED, acted, allowed, free_at
 from hypothesis import given
 from hypothesis import strategies as st
 
 from halter.autonomy.restarts import Again, GiveUp, after_failure
+from halter.brain.decide import MOST_CALLS, allowed
+from halter.brain.recall import Recalled
 from halter.core.clock import HOUR, MINUTE, SECOND
 
 NOW = 100 * HOUR
@@ -39,7 +40,7 @@ def test_five_breakdowns_in_ten_minutes_are_left_to_a_person(ages: list[int], an
         ([0, 59, 60, 61], 10, 8),
         ([0] * 10, 10, 0),
         ([0] * 25, 10, 0),
-        ([0] * 25, 0, UNLIMITED),
+        ([0] * 25, 0, MOST_CALLS),
         ([-30], 1, 0),
         ([-3600], 1, 1),
     ],
@@ -50,18 +51,11 @@ def test_a_minute_sees_so_many_calls(ages: list[int], most: int, more: int) -> N
 
 @given(st.lists(st.integers(0, 20 * SECOND), max_size=80), st.integers(1, 5))
 def test_no_minute_ever_sees_more(pauses: list[int], most: int) -> None:
-    now, actions, made = NOW, (), list[int]()
+    now, made, recalled = NOW, list[int](), Recalled("s")
     for pause in pauses:
         now += pause
-        if allowed(actions, now, most):
-            actions = acted(actions, now)
+        if allowed(recalled.actions, now, most):
+            recalled.acts(now)
             made.append(now)
-    assert len(actions) <= most
+    assert len(recalled.actions) <= most
     assert all(late - early >= MINUTE for early, late in zip(made, made[most:], strict=False))
-
-
-@given(st.lists(st.integers(NOW - 2 * MINUTE, NOW), max_size=12), st.integers(0, 5))
-def test_one_more_call_may_be_made_from_the_moment_that_is_named(actions: list[int], most: int) -> None:
-    free = free_at(actions, NOW, most)
-    assert allowed(actions, free, most) > 0
-    assert free == NOW or allowed(actions, free - 1, most) == 0

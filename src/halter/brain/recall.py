@@ -74,7 +74,7 @@ class Recalled:
 
     def acts(self, at: int) -> None:
         """Something is about to be changed."""
-        self.actions = [*(each for each in self.actions if each > at - MINUTE), at]
+        self.actions = [*(each for each in self.actions if abs(at - each) < MINUTE), at]
 
     def add(self, reason: MessageReason, text: str, at: int) -> None:
         """The runtime says something."""
