@@ -1,0 +1,137 @@
+"""What is done for an agent that is to run by itself: every branch of the decision, as a table."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from halter.autonomy.upkeep import RESTS, Attend, Begin, Nothing, Reopen, Upkeep, upkeep
+from halter.core.clock import MINUTE
+from halter.core.rows import AgentRow, HaltRow, SessionRow
+from halter.core.vocabulary import ENDS, State
+from halter.guard.judge import turn_in_ramp
+
+BEFORE, THEN, LATER, NOW = 100, 200, 300, 10_000_000_000
+"""Before a session ended, when it ended, after that, and the moment of the decision."""
+
+ON = AgentRow("watch", 1, BEFORE, "ada", "")
+AGAIN = AgentRow("watch", 1, LATER, "ada", "")
+OFF = AgentRow("watch", 0, LATER, "ada", "")
+
+OFF_SENTENCE = Nothing("watch is switched off: halter on watch")
+
+
+def session(state: State, name: str = "watch-3", **more: Any) -> SessionRow:
+    ended = THEN if state in ENDS else None
+    return SessionRow(name, agent="watch", kind="autonomous", state=state, started_at=1, ended_at=ended, **more)
+
+
+def halt(scope: str, *, halted: bool = True, at: int = LATER, ramp: int = 0) -> HaltRow:
+    return HaltRow(scope, int(halted), at, "bob", "", ramp)
+
+
+def decided(
+    switch: AgentRow | None,
+    last: SessionRow | None,
+    halts: Sequence[HaltRow] = (),
+    *,
+    now: int = NOW,
+    starting: bool = False,
+) -> Upkeep:
+    return upkeep("watch", switch, last, {row.scope: row for row in halts}, now, starting=starting)
+
+
+def over(state: State, reason: str) -> Nothing:
+    return Nothing(f"watch-3 is over ({state}, {reason}): halter on watch begins the next session.")
+
+
+@pytest.mark.parametrize("starting", [True, False])
+@pytest.mark.parametrize(
+    ("switch", "last", "answer"),
+    [
+        (None, None, OFF_SENTENCE),
+        (OFF, None, OFF_SENTENCE),
+        (OFF, session("COMPLETED"), OFF_SENTENCE),
+        (OFF, session("HALTED"), OFF_SENTENCE),
+        (ON, None, Begin(1)),
+        (AGAIN, session("COMPLETED"), Begin(4)),
+        (AGAIN, session("BUDGET_EXCEEDED"), Begin(4)),
+        (AGAIN, session("HALTED"), Begin(4)),
+        (AGAIN, session("CANCELLED"), Begin(4)),
+        (AGAIN, session("ERROR", "watch-41"), Begin(42)),
+        (AGAIN, session("ERROR", "named-by-hand"), Begin(2)),
+        (ON, session("RUNNING"), Nothing()),
+        (ON, session("SLEEPING"), Nothing()),
+        (OFF, session("SLEEPING"), Nothing()),
+        (ON, session("ERROR", terminal_reason="model_error"), over("ERROR", "model_error")),
+        (ON, session("BUDGET_EXCEEDED", terminal_reason="overrun"), over("BUDGET_EXCEEDED", "overrun")),
+        (ON, session("HALTED", terminal_reason="external_halt"), over("HALTED", "external_halt")),
+    ],
+)
+def test_the_switch_and_the_newest_session_decide(
+    switch: AgentRow | None, last: SessionRow | None, answer: Upkeep, *, starting: bool
+) -> None:
+    assert decided(switch, last, starting=starting) == answer
+
+
+def test_an_agent_that_shut_itself_down_begins_anew_only_when_a_process_starts() -> None:
+    last = session("COMPLETED", terminal_reason="completed")
+    assert decided(ON, last, starting=True) == Begin(4)
+    assert decided(ON, last) == over("COMPLETED", "completed")
+
+
+@pytest.mark.parametrize("state", sorted(ENDS - {"COMPLETED"}))
+def test_a_start_gives_no_other_ended_session_a_new_budget(state: State) -> None:
+    assert isinstance(decided(ON, session(state), starting=True), Nothing)
+
+
+@pytest.mark.parametrize("scope", ["fleet", "agent:watch"])
+@pytest.mark.parametrize("last", [None, session("COMPLETED"), session("HALTED"), session("ERROR")])
+def test_while_everything_is_halted_nothing_begins(scope: str, last: SessionRow | None) -> None:
+    sentence = f"{scope} was halted by bob: halter resume {scope}"
+    assert decided(AGAIN, last, [halt(scope)], starting=True) == Nothing(sentence)
+
+
+def test_a_halt_of_another_agent_or_session_is_none_of_its_business() -> None:
+    others = [halt("agent:other"), halt("session:other-1"), halt("session:watch-2")]
+    assert decided(ON, None, others) == Begin(1)
+    assert decided(ON, session("SLEEPING"), others) == Nothing()
+
+
+@pytest.mark.parametrize("scope", ["fleet", "agent:watch", "session:watch-3"])
+@pytest.mark.parametrize("state", sorted(RESTS))
+def test_a_session_that_rests_though_it_is_halted_is_attended_so_that_it_ends(scope: str, state: State) -> None:
+    assert decided(ON, session(state), [halt(scope)]) == Attend("watch-3")
+    assert decided(OFF, session(state), [halt(scope)]) == Attend("watch-3")
+    assert decided(ON, session(state), [halt(scope, halted=False)]) == Nothing()
+    assert decided(ON, session(state, owner="somebody"), [halt(scope)]) == Nothing()
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "WAITING_FOR_APPROVAL", "WAITING_FOR_BUDGET", "WAITING_FOR_TOOL"])
+def test_one_that_is_halted_in_the_middle_of_a_turn_looks_for_itself(state: State) -> None:
+    assert decided(ON, session(state), [halt("fleet")]) == Nothing()
+
+
+@pytest.mark.parametrize("scope", ["fleet", "agent:watch", "session:watch-3"])
+def test_a_halt_that_is_lifted_lets_the_session_go_on_that_it_ended(scope: str) -> None:
+    lifted = halt(scope, halted=False)
+    assert decided(ON, session("HALTED"), [lifted]) == Reopen("watch-3", "bob")
+    assert isinstance(decided(ON, session("HALTED"), [halt(scope, halted=False, at=BEFORE)]), Nothing)
+    for state in ENDS - {"HALTED"}:
+        assert isinstance(decided(ON, session(state), [lifted]), Nothing)
+
+
+def test_of_several_halts_all_must_be_lifted_and_the_last_one_says_who_did_it() -> None:
+    own, fleet = halt("session:watch-3", halted=False), halt("fleet", halted=False, at=LATER + 1)
+    assert isinstance(decided(ON, session("HALTED"), [own, halt("fleet")]), Nothing)
+    assert isinstance(decided(ON, session("HALTED"), [fleet, halt("session:watch-3")]), Nothing)
+    later = HaltRow("fleet", 0, LATER + 1, "eve", "", 0)
+    assert decided(ON, session("HALTED"), [own, later]) == Reopen("watch-3", "eve")
+
+
+def test_sessions_are_let_go_in_their_turn() -> None:
+    lifted = halt("fleet", halted=False, ramp=MINUTE)
+    due = LATER + turn_in_ramp("watch-3", MINUTE)
+    waits = decided(ON, session("HALTED"), [lifted], now=due - 1)
+    assert waits == Nothing("fleet was resumed by bob; watch-3 goes on in its turn.", due)
+    assert decided(ON, session("HALTED"), [lifted], now=due) == Reopen("watch-3", "bob")
