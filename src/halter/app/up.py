@@ -61,7 +61,7 @@ class Up:
             if not self.agents:
                 raise ConfigError("There is no agent that could run: mend one of those above, and start again.")
             await stack.enter_async_context(
-                tended(self._store, self._app.clock, self._worker, snapshots=self._snapshots)
+                tended(self._store, self._app.clock, self._worker, snapshots=self._snapshots, hands=self._dispatch)
             )
             await together([self._dispatch.run, self._keep])
 

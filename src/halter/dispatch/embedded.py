@@ -57,7 +57,7 @@ class Embedded:
         self._agents = agents
         self._together = together
         self._redact = redact
-        self._awake: dict[SessionId, asyncio.Task[None]] = {}
+        self._awake: dict[Lease, asyncio.Task[None]] = {}
         self._resident: set[SessionId] = set()
         self._failures: dict[SessionId, tuple[int, ...]] = {}
         self._news = asyncio.Event()
@@ -79,16 +79,26 @@ class Embedded:
     def take(self, lease: Lease) -> None:
         """Attend a session that was claimed."""
         task = asyncio.create_task(self._attended(lease), name=f"halter-session {lease.session}")
-        self._awake[lease.session] = task
-        task.add_done_callback(lambda _: self._left(lease.session))
+        self._awake[lease] = task
+        task.add_done_callback(lambda _: self._left(lease))
 
     def stays(self, session: SessionId) -> None:
         """Know that a session stays here while it sleeps."""
         self._resident.add(session)
 
-    def _left(self, session: SessionId) -> None:
-        self._awake.pop(session, None)
-        self._resident.discard(session)
+    def leases(self) -> frozenset[Lease]:
+        """Name the sessions that are attended here."""
+        return frozenset(self._awake)
+
+    def lost(self, leases: frozenset[Lease]) -> None:
+        """Stop attending what another process has by now."""
+        for lease in leases & self._awake.keys():
+            self._awake[lease].cancel()
+
+    def _left(self, lease: Lease) -> None:
+        """Forget one that is no longer attended. The same session may already be attended anew."""
+        self._awake.pop(lease, None)
+        self._resident.discard(lease.session)
         self._news.set()
 
     async def _next_look(self) -> int:
@@ -104,6 +114,7 @@ class Embedded:
             try:
                 await self._attend(lease)
             except LeaseLost:
+                self._failures.pop(session, None)
                 return
             except Exception as error:  # noqa: BLE001  whatever it is, no other session may suffer from it
                 now = self._clock.now()
@@ -116,6 +127,8 @@ class Embedded:
                     case _:
                         with suppress(LeaseLost):
                             await quarantine(self._store, lease, len(failures), told, now)
+                        # Whoever lets it go on after that has looked at it.
+                        self._failures.pop(session, None)
                         return
             else:
                 self._failures.pop(session, None)
