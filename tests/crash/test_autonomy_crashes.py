@@ -1,0 +1,320 @@
+"""An hour of an agent that runs by itself, with a crash at any commit of it.
+
+It polls a price, is told of jumps, skips turns that are not worth it, sends, asks a person, meets a provider that
+fails, and shuts itself down. Whatever crashes, it goes on: no alert is lost or shown to two finished turns, nothing is
+done twice, and its money adds up.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from halter.autonomy.awareness import Awareness
+from halter.autonomy.hotstate import HotState
+from halter.autonomy.pace import Paced, Terms
+from halter.autonomy.resident import Resident, Watched
+from halter.autonomy.sensing import Sensing
+from halter.autonomy.signals import Score, Signals, Unscored
+from halter.autonomy.upkeep import RESTS
+from halter.brain.loop import Loop
+from halter.brain.recall import Recalled
+from halter.brain.running import Running
+from halter.brain.turn import TROUBLE
+from halter.config.conditions import compiled_signals
+from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.core.errors import ModelUnavailable
+from halter.core.events import RequestStarted, TurnEnded, TurnStarted, WakePosted
+from halter.core.ids import SessionId, inbox_stream, new_worker, session_stream
+from halter.core.messages import Prompt, Reply, Text, ToolResult
+from halter.core.money import BudgetRow
+from halter.core.pacing import Autonomy, Gate, HotField, Pacing, Sensor, Signal, Source
+from halter.core.ports import Query, said
+from halter.core.rows import SessionRow, SpendRow
+from halter.core.sensing import SensorFailed
+from halter.dispatch.tending import taken, tended
+from halter.guard.approvals import decide, needs_you
+from halter.guard.ask import Call
+from halter.guard.chokepoint import Answer
+from halter.guard.gatehouse import Gatehouse
+from halter.guard.secrets import GivenSecrets
+from halter.journal.patient import PatientStore
+from halter.journal.verify import verify
+from halter.models.prices import Prices
+from halter.sensors.poll import poll
+from halter.state.receipt import Receipt
+from halter.testing.crash import Crash
+from halter.testing.seedloop import START
+from halter.testing.world import World, crash_everywhere
+from halter.tools.tool import tool
+from halter.work.conversation import Came, Conversation
+from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, reply, timeless
+from tests.story.loops import Story, calls, says
+
+TICKER: Final = Sensor(
+    name="ticker",
+    type="poll",
+    source=Source(tool="ticker"),
+    interval=5 * MINUTE,
+    jitter=0,
+    signals=(Signal(name="jump", expression="value > 150", notify=True, cooldown=10 * MINUTE),),
+)
+PACING: Final = Pacing(
+    autonomy=Autonomy(enabled=True, gate=Gate(max_skips=2), idle_timeout=0),
+    fields={"ticker": HotField(ttl=5 * MINUTE)},
+    sensors=(TICKER,),
+)
+PERIOD: Final = 40 * MINUTE
+"""How often the price jumps."""
+
+
+class Manor(Story):
+    """A session with sensors, in one process after the other."""
+
+    def __init__(self, world: World, answer: Callable[[Prompt, int], Reply]) -> None:
+        super().__init__(world, kind="autonomous")
+        self.models, self.price = [Sensible(world, answer)], TEN
+        self.pacing = PACING
+        self.extra = [tool(self.ticker, level="SAFE", effect="read")]
+        self.restarted_at = START
+        self.takes = 0
+
+    async def ticker(self) -> str:
+        """Tell the price: it rises, and jumps once in a while; each jump is to another price."""
+        await self.world.clock.sleep(self.takes)
+        number, into = divmod(self.world.now - START, PERIOD)
+        if into >= 35 * MINUTE:
+            return str(200 + number)
+        return "110" if into >= 12 * MINUTE else "100"
+
+    async def live(self) -> None:
+        """Let the session live here until it is over, or until the process dies."""
+        store, clock = PatientStore(self.world.store, self.world.clock), self.world.clock
+        worker = new_worker("manor", self.world.ids)
+        hot = HotState(self.pacing.fields)
+        async with tended(store, clock, worker, 10 * SECOND, lambda: {SessionId("s"): hot.snapshot()}):
+            lease = await taken(store, clock, worker, SessionId("s"), 20 * SECOND)
+            assert lease is not None
+            prices = Prices({str(model.name): self.price for model in self.models})
+            doors = Gatehouse(store, clock, redact=self.redact, secrets=GivenSecrets({}), prices=prices)
+            running = Running(store, clock, doors, lease, self.standing(), self.tools(store))
+            aware = Awareness(hot, clock)
+            hot.restore(await running.kept())
+            self.loop = Loop(running, clock, self.thinking(running), random.Random(self.world.seed), aware.senses())
+            pace = Paced(running, self.loop, clock, Terms(pacing=self.pacing), aware)
+            conversation = Conversation(running, self.loop, clock, pace, resident=True)
+            watched = [Watched(TICKER, Signals(TICKER.signals, compiled_signals(TICKER), unscored))]
+            resident = Resident(conversation, running, self.loop, aware, watched, lambda *a: self.sensing(running, *a))
+            self.came = await resident.live(await self.asleep(running))
+
+    async def asleep(self, running: Running) -> Came | None:
+        """Find the session asleep, with its time still to come."""
+        (row,) = await self.world.journal.ask(Query("session", SessionRow, {"session": "s"}))
+        if row.state not in RESTS or (row.due_at is not None and row.due_at <= self.world.now):
+            return None
+        await running.look_back()
+        return Came(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
+
+    def sensing(self, running: Running, sensor: Sensor, take: Any, changed: Any) -> Sensing:
+        async def look() -> Any:
+            name = f"s.p{sensor.name}_{self.world.now}"
+            answer = await running.look(Call(name, "ticker", b"{}", "sensor", at_most=sensor.timeout))
+            if not isinstance(answer, Answer) or answer.outcome != "ok":
+                raise SensorFailed("It did not answer.")
+            return int(answer.text)
+
+        chance = random.Random(self.world.seed)
+        return Sensing(poll(sensor, look, self.world.clock, chance), self.world.clock, chance, take, changed)
+
+
+async def unscored(signal: Signal, _: Any) -> Score | Unscored:
+    return Unscored(f"Nobody judges {signal.name}.")
+
+
+def desk(prompt: Prompt, number: int) -> Reply:
+    """Answer by what is told: by the alerts of this turn, and by how many turns came to their end."""
+    if number == 3:
+        raise ModelUnavailable("Overloaded: come back later", billed=False)
+    parts = [part for message in prompt.messages for part in message.parts]
+    results = [part for part in parts if isinstance(part, ToolResult)]
+    rounds = sum(result.tool == "yield" for result in results) + sum(
+        isinstance(part, Text) and part.text == "Hm." for part in parts
+    )
+    if (prompt.facts or {}).get("notifications"):
+        alert = ("send", {"text": f"alert {len(results)}"})
+        return reply(calls(alert, ("yield", {"mode": "sleep", "sleep": 120})))
+    return reply(LINES[min(rounds, len(LINES) - 1)])
+
+
+WAIT: Final = ("yield", {"mode": "sleep", "sleep": 6 * 3600, "wake_early_if": ["jump"]})
+LINES: Final = [
+    calls(("send", {"text": "hello"}), ("yield", {"mode": "sleep", "sleep": 300})),
+    calls(("wipe", {"path": "a"}), ("yield", {"mode": "sleep", "sleep": 120})),
+    says("Hm."),
+    calls(("yield", {"mode": "continue"})),
+    calls(WAIT),
+    calls(("yield", {"mode": "shutdown"})),
+]
+
+
+async def answers(world: World, manor: Manor) -> None:
+    """Allow what is asked for, and say truly, as a person who looks would, whether a call in doubt was made."""
+    while True:
+        for waiting in await needs_you(world.journal):
+            done = waiting.about != "unknown_call" or await was_done(world, manor, waiting.subject)
+            write = decide(waiting, "approve" if done else "deny", "ada", world.ids.new())
+            await PatientStore(world.store, world.clock).commit(write)
+        await world.clock.sleep(20 * SECOND)
+
+
+async def was_done(world: World, manor: Manor, call: str) -> bool:
+    for stored in await world.events(session_stream("s")):
+        if stored.kind == "call_started" and stored.event.call == call:
+            arguments = msgspec.json.decode(await said(world.journal, stored))
+            return manor.desk.done[f"{stored.event.tool} {next(iter(arguments.values()))}"] > 0
+    raise LookupError(call)
+
+
+def everywhere(down: int, every: int) -> Any:
+    """Live through the hour again and again, each time with another crash; the next process comes so much later."""
+    manors: list[Manor] = []
+
+    async def program(world: World) -> None:
+        manor = manors[-1]
+        if manor.loop is not None:
+            await world.clock.sleep(down)
+            manor.restarted_at = world.now
+        answering = world.spawn(answers(world, manor))
+        await manor.begin()
+        if not (await world.session("s")).ended:
+            await manor.live()
+        answering.cancel()
+
+    def new_world(crash: Crash | None) -> World:
+        world = World(crash=crash)
+        manors.append(Manor(world, desk))
+        return world
+
+    for world in crash_everywhere(program, new_world, every=every):
+        yield world, manors[-1]
+
+
+async def judged(world: World, manor: Manor) -> Receipt:
+    """Check what holds after every crash."""
+    made = await manor.receipt()
+    await money_adds_up(world, made)
+    await alerts_were_shown_once(world)
+    truly_done(manor)
+    again = Recalled("s")
+    await again.take_in(await manor.events(), lambda stored: said(world.journal, stored))
+    assert manor.loop is not None
+    assert timeless(again.turn) == timeless(manor.loop.turn), world
+    assert again.transcript.messages == manor.messages, world
+    assert again.hot == manor.loop.hot, world
+    assert (await verify(world.journal)).findings == ()
+    return made
+
+
+async def money_adds_up(world: World, made: Receipt) -> None:
+    """What was charged is what the receipt says, what the tables say, and nothing is held any more."""
+    events = [stored.event for stored in await world.events(session_stream("s"))]
+    charged = sum(event.charge.usd for event in events if getattr(event, "charge", None) is not None)
+    spends = await world.journal.ask(Query("all_spends", SpendRow))
+    budgets = await world.journal.ask(Query("budgets", BudgetRow))
+    assert made.cost_usd == charged == sum(spend.usd for spend in spends) > 0
+    assert {budget.held for budget in budgets} == {0}
+    assert made.in_doubt == ()
+
+
+def truly_done(manor: Manor) -> None:
+    """Nothing was done twice, and the model was told what was done and what was not."""
+    assert set(manor.desk.done.values()) == {1}
+    results = [result for result in manor.results() if result.tool in ("send", "wipe")]
+    assert sum(result.outcome == "ok" for result in results) == manor.desk.done.total()
+
+
+async def alerts_were_shown_once(world: World) -> None:
+    """Each alert stands in every turn from the first that could see it to the first that came to its end."""
+    alerts = [
+        (stored.seq, (await said(world.journal, stored)).decode().partition("It read ")[2])
+        for stored in await world.events(inbox_stream("s"))
+        if isinstance(stored.event, WakePosted) and stored.event.notifies
+    ]
+    cleared = 0
+    for turn in await turns_of(world):
+        expected = [read for seq, read in alerts if cleared < seq <= turn.heard]
+        for shown in turn.shown:
+            assert shown == expected, (world, turn)
+        cleared = cleared if turn.why in TROUBLE else turn.heard
+
+
+class Told(msgspec.Struct):
+    """A turn by the journal alone: how far its inbox was read, which alerts its requests showed, how it ended."""
+
+    heard: int
+    shown: list[list[str]] = []
+    why: str = ""
+
+
+async def turns_of(world: World) -> Sequence[Told]:
+    turns: list[Told] = []
+    for stored in await world.events(session_stream("s")):
+        match stored.event:
+            case TurnStarted(inbox_seen=heard):
+                turns.append(Told(heard))
+            case RequestStarted(purpose="turn"):
+                volatile = msgspec.json.decode(await said(world.journal, stored))["volatile"]
+                alerts = [line for line in volatile.splitlines() if "`jump`" in line]
+                turns[-1].shown.append([line.partition("It read ")[2].strip('"') for line in alerts])
+            case TurnEnded(why=why):
+                turns[-1].why = why
+            case _:
+                pass
+    return turns
+
+
+@EVERY
+def test_an_autonomous_hour_goes_on_after_a_crash_at_any_commit(every: int) -> None:
+    for number, (world, manor) in enumerate(everywhere(0, every)):
+        made = world.run(judged(world, manor))
+        assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
+        assert any(turn.shown and turn.shown[-1] for turn in world.run(turns_of(world))), world
+        if number == 0:
+            assert manor.desk.done == {"send hello": 1, "wipe a": 1, "send alert 6": 1}
+            assert sum(stored.kind == "turn_skipped" for stored in world.history) > 3
+            assert [line.outcome for line in made.requests].count("error") == 1
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
+def test_what_was_due_while_nobody_ran_is_woken_at_the_next_start(every: int) -> None:
+    for world, manor in everywhere(7 * HOUR, every):
+        made = world.run(judged(world, manor))
+        assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
+        later = [stored.at for stored in world.run(manor.events()) if stored.at >= manor.restarted_at]
+        assert not later or later[0] - manor.restarted_at <= SECOND, world
+
+
+async def test_hot_state_is_told_as_stale_after_a_restart_until_it_is_read_again(world: World) -> None:
+    manor = Manor(world, desk)
+    gateless = Autonomy(enabled=True, idle_timeout=0)
+    manor.pacing = msgspec.structs.replace(PACING, autonomy=gateless, fields={"ticker": HotField()})
+    await manor.begin()
+    world.spawn(manor.live())
+    await world.advance(4 * MINUTE)
+    await world.restart()
+    await world.clock.sleep(HOUR)
+    manor.takes = 20 * SECOND
+    world.spawn(manor.live())
+    await world.advance(SECOND)
+    assert "ticker: 100 (stale: 1h4m ago)" in volatile(manor.model.asked[-1])
+    manor.takes = 0
+    await world.advance(30 * MINUTE)
+    assert "ticker: 110 (" in volatile(manor.model.asked[-1])
+    assert "stale" not in volatile(manor.model.asked[-1])
+
+
+def volatile(prompt: Prompt) -> str:
+    part = prompt.messages[-1].parts[-1]
+    return part.text if isinstance(part, Text) and part.reason == "volatile" else ""

@@ -1,0 +1,203 @@
+"""A real process that runs an agent by itself is killed at its events: the next one goes on, and does nothing twice.
+
+The agent reads how often it has sent, sends until that is enough, and shuts itself down. What it sent is counted in a
+file outside of the store.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+
+from halter.app.agent import trust_of
+from halter.app.opened import App
+from halter.app.up import Up
+from halter.config.trust import folder_digest
+from halter.core.clock import SECOND, SystemClock
+from halter.core.ids import SortableIds, session_stream
+from halter.core.ports import Query, Stored
+from halter.core.rows import SessionRow
+from halter.drills.checker import check, found_at
+from halter.drills.children import Pipe, children
+from halter.drills.drill import engine
+from halter.drills.lanes import NO_LEASE, buried, heard
+from halter.guard.approvals import decide, needs_you
+from halter.guard.purse import Purse
+from halter.journal.store import JournalStore
+from halter.journal.verify import verify
+from halter.settings import Settings, read_settings
+from halter.state.receipt import Line, receipt
+
+AGENT: Final = """
+name: watch
+model: reflex
+reflex: rules.yaml
+autonomy: {enabled: true, min_sleep: 0.05, idle_timeout: 0}
+hot_state:
+  fields:
+    sent: {type: integer, refresh_tool: sent, auto_refresh: true, ttl: 0.01}
+sensors:
+  - name: ticker
+    type: poll
+    interval: 0.2
+    source: {tool: sent}
+    signals: [{name: enough, expression: value > 1, notify: true}]
+"""
+RULES: Final = """
+- when: hot.sent >= 3
+  yield: {mode: shutdown, reason: that is enough}
+- call: {tool: send}
+  yield: {mode: sleep, sleep: 0.1}
+"""
+TOOLS: Final = """
+from pathlib import Path
+
+from halter import tool
+
+OUTSIDE = Path(__file__).parent.parent / "outside"
+
+@tool(level="SAFE")
+async def send() -> str:
+    "Send something."
+    with OUTSIDE.open("a") as file:
+        file.write("sent\\n")
+    return "sent"
+
+@tool(level="SAFE", effect="read")
+async def sent() -> str:
+    "Count what was sent."
+    return str(len(OUTSIDE.read_text().splitlines()))
+"""
+SESSION: Final = "watch-1"
+ENOUGH: Final = 3
+PATIENCE: Final = 20
+
+
+def made(home: Path) -> Path:
+    """Write the agent's folder, and trust it."""
+    folder = home / "watch"
+    folder.mkdir()
+    for name, text in (("agent.yaml", AGENT), ("rules.yaml", RULES), ("tools.py", TOOLS)):
+        (folder / name).write_text(text)
+    (home / "outside").touch()
+    trust_of(settings(home)).trust(folder, folder_digest(folder), "ada", 0)
+    return folder
+
+
+def settings(home: Path) -> Settings:
+    return read_settings({"HALTER_TRUST": str(home / "trust.json"), "USER": "ada"}, home, str(home / "store.db"))
+
+
+def sent(home: Path) -> int:
+    return len((home / "outside").read_text().splitlines())
+
+
+class Executioner:
+    """Sees every event that is durable, and kills its own process right after one of them."""
+
+    every_seconds = 3600.0
+
+    def __init__(self, last: int | None) -> None:
+        self.seen = 0
+        self._last = last
+
+    def saw(self, events: Sequence[Stored]) -> None:
+        self.seen += len(events)
+        if self._last is not None and self.seen >= self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def flush(self) -> None:
+        """Nothing is put off."""
+
+
+def lives(pipe: Pipe, home: Path, last: int | None) -> None:
+    """Run the agent until its session is over, and tell how many events that took; or be killed at one of them."""
+    pipe.send(asyncio.run(_lives(home, last)))
+
+
+async def _lives(home: Path, last: int | None) -> int:
+    clock, watching = SystemClock(), Executioner(last)
+    store = JournalStore(engine(f"sqlite://{home}/store.db", clock, NO_LEASE), observers=[watching])
+    places = settings(home)
+    app = App(places, clock, SortableIds(clock.now), store, cast("Any", None), Purse(store, clock), {})
+    running = asyncio.create_task(Up(app, lambda _, __: None).run([home / "watch"]))
+    async with asyncio.timeout(PATIENCE):
+        while not await over(store):
+            await answered(store, home)
+            await clock.sleep(SECOND // 50)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    await store.close()
+    return watching.seen
+
+
+async def over(store: JournalStore) -> bool:
+    rows = await store.ask(Query("session", SessionRow, {"session": SESSION}))
+    return any(row.ended_at is not None for row in rows)
+
+
+async def answered(store: JournalStore, home: Path) -> None:
+    """Say truly whether a call in doubt was made: then one more was sent than is known of."""
+    for waiting in await needs_you(store):
+        known = [line for line in await told(store) if line.name == "send" and line.outcome == "ok"]
+        verdict = "approve" if sent(home) > len(known) else "deny"
+        await store.commit(decide(waiting, verdict, "ada", f"answer {waiting.decision}"))
+
+
+async def told(store: JournalStore) -> Sequence[Line]:
+    return receipt(await store.read(session_stream(SESSION), limit=100_000)).calls
+
+
+def wrong(home: Path) -> list[str]:
+    """Look at what is left when all is over."""
+    url = f"sqlite://{home}/store.db"
+    return [*asyncio.run(_wrong(url, home)), *check(found_at(url))]
+
+
+async def _wrong(url: str, home: Path) -> list[str]:
+    store = JournalStore(engine(url, SystemClock(), NO_LEASE))
+    try:
+        made = receipt(await store.read(session_stream(SESSION), limit=100_000))
+        known = sum(line.name == "send" and line.outcome == "ok" for line in made.calls)
+        found = [str(finding) for finding in (await verify(store)).findings]
+        if (made.state, made.in_doubt) != ("COMPLETED", ()):
+            found.append(f"It is {made.state}, with {made.in_doubt} in doubt.")
+        if not known == sent(home) == ENOUGH:
+            found.append(f"It sent {sent(home)} times, and knows of {known}.")
+        return found
+    finally:
+        await store.close()
+
+
+def life(home: Path, *lasts: int | None) -> int:
+    """Let one process after the other live, each to its own end; return how many events the last one wrote."""
+    home.mkdir()
+    made(home)
+    with children(__name__) as started:
+        for last in lasts:
+            child = started.start(lives, home, last)
+            if last is not None:
+                child.hear_all()
+                buried(child)
+        return heard(child)
+
+
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
+def test_an_agent_that_is_killed_at_any_event_is_gone_on_with_by_the_next_process(every: int, tmp_path: Path) -> None:
+    events = life(tmp_path / "whole", None)
+    assert events > 30
+    assert wrong(tmp_path / "whole") == []
+    for last in range(1, events, every):
+        life(tmp_path / f"{last}", last, None)
+        assert wrong(tmp_path / f"{last}") == [], last
+
+
+def test_an_agent_that_is_killed_again_and_again_still_comes_to_its_end(tmp_path: Path) -> None:
+    life(tmp_path / "store", 5, 9, 9, 9, 9, None)
+    assert wrong(tmp_path / "store") == []
