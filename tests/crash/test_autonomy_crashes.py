@@ -26,7 +26,7 @@ from halter.brain.turn import TROUBLE
 from halter.config.conditions import compiled_signals
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.errors import ModelUnavailable
-from halter.core.events import RequestStarted, TurnEnded, TurnStarted, WakePosted
+from halter.core.events import RequestStarted, TurnEnded, TurnSkipped, TurnStarted, WakePosted
 from halter.core.ids import SessionId, inbox_stream, new_worker, session_stream
 from halter.core.messages import Prompt, Reply, Text, ToolResult
 from halter.core.money import BudgetRow
@@ -61,8 +61,9 @@ TICKER: Final = Sensor(
     jitter=0,
     signals=(Signal(name="jump", expression="value > 150", notify=True, cooldown=10 * MINUTE),),
 )
+MOST_SKIPS: Final = 2
 PACING: Final = Pacing(
-    autonomy=Autonomy(enabled=True, gate=Gate(max_skips=2), idle_timeout=0),
+    autonomy=Autonomy(enabled=True, gate=Gate(max_skips=MOST_SKIPS), idle_timeout=0),
     fields={"ticker": HotField(ttl=5 * MINUTE)},
     sensors=(TICKER,),
 )
@@ -206,6 +207,7 @@ async def judged(world: World, manor: Manor) -> Receipt:
     made = await manor.receipt()
     await money_adds_up(world, made)
     await alerts_were_shown_once(world)
+    await skips_were_counted(world)
     truly_done(manor)
     again = Recalled("s")
     await again.take_in(await manor.events(), lambda stored: said(world.journal, stored))
@@ -248,6 +250,20 @@ async def alerts_were_shown_once(world: World) -> None:
         for shown in turn.shown:
             assert shown == expected, (world, turn)
         cleared = cleared if turn.why in TROUBLE else turn.heard
+
+
+async def skips_were_counted(world: World) -> None:
+    """After so many skips in a row a turn was taken, whoever counted them."""
+    skips = 0
+    for stored in await world.events(session_stream("s")):
+        match stored.event:
+            case TurnSkipped():
+                skips += 1
+                assert stored.event.skips == skips <= MOST_SKIPS, world
+            case TurnStarted():
+                skips = 0
+            case _:
+                pass
 
 
 class Told(msgspec.Struct):
@@ -310,6 +326,7 @@ async def test_hot_state_is_told_as_stale_after_a_restart_until_it_is_read_again
     await world.advance(SECOND)
     assert "ticker: 100 (stale: 1h4m ago)" in volatile(manor.model.asked[-1])
     manor.takes = 0
+    world.spawn(answers(world, manor))
     await world.advance(30 * MINUTE)
     assert "ticker: 110 (" in volatile(manor.model.asked[-1])
     assert "stale" not in volatile(manor.model.asked[-1])
