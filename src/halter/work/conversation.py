@@ -151,9 +151,9 @@ class Conversation:
                 await self._loop.open(Message("user", parts), self._seen, hot, quiet=quiet)
                 return None
             case Park("WAITING_FOR_INPUT") as park:
-                return await self._cancelled() or await self._rested(park)
+                return await self._cancelled() or await self._parked(park)
             case Park() as park:
-                return await self._rested(park)
+                return await self._parked(park)
             case End() as end:
                 return await self._ended(end)
 
@@ -183,9 +183,13 @@ class Conversation:
         return Came("CANCELLED", "cancelled", f"{halt.scope} was halted.")
 
     async def _rested(self, park: Park) -> Came | None:
-        """Let the session rest, unless somebody has said something meanwhile: then that opens the next turn."""
+        """Let the session rest after a turn, unless somebody has said something meanwhile: then that opens the next."""
         if (await self._news()).said:
             return await self._next_turn()
+        return await self._parked(park)
+
+    async def _parked(self, park: Park) -> Came | None:
+        """Let the session rest, unless something has just come that was not looked at."""
         wake_at = None if park.sleep is None else self._clock.now() + park.sleep
         if not await self._running.park(park.state, self._seen, wake_at, park.wake_on, resident=self._resident):
             return await self._next_turn()
