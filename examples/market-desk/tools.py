@@ -16,6 +16,7 @@ SHOCKS = (("ACME", -0.08), ("INITECH", 0.07), ("GLOBEX", -0.09))
 """What is shocked, one after the other, and by how much."""
 SHOCK_EVERY, SHOCK_LASTS, BEFORE, WAVE = 45.0, 12.0, 15.0, 600.0
 """Seconds: from one shock to the next, of one shock, to what a price is compared with, of a calm wave."""
+MOST_SHARES = 1000
 
 BOOK: dict[str, Any] = {"cash": 10_000.0, "positions": {"ACME": 0, "GLOBEX": 0, "INITECH": 0}}
 
@@ -71,8 +72,8 @@ async def get_account_balance() -> float:
 @tool(level="RESTRICTED")
 async def place_order(symbol: Symbol, side: Literal["buy", "sell"], quantity: int) -> str:
     """Buy or sell at the last price. A person decides on each order."""
-    if not 0 < quantity <= 1000:
-        raise ValueError("an order is for 1 to 1000 shares")
+    if not 0 < quantity <= MOST_SHARES:
+        raise ValueError(f"an order is for 1 to {MOST_SHARES} shares")
     # By the time that a person has agreed, a shock is over.
     paid = price(symbol, asyncio.get_running_loop().time(), math.inf)
     sign = 1 if side == "buy" else -1

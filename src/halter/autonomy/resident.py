@@ -156,13 +156,19 @@ class Resident:
             await self._running.post(f"{self._running.lease.session}/{sensor}/{name}/{at}", event, "")
 
     async def _missed(self) -> None:
-        """Wake a sleeper that fell asleep waiting for what had just changed."""
+        """Wake a sleeper that fell asleep waiting for what had just changed, or for a signal that had just fired."""
         before = Seen.from_bytes(self._loop.hot) if self._loop.hot else None
         moved = frozenset(change.name for change in changes(before, self._aware.hot.seen()))
-        for name in sorted(moved & self._waits_for)[:1]:
+        for name in sorted((moved | await self._fired()) & self._waits_for)[:1]:
             event = WakePosted(cause="signal", origin="sensor", sender=name, name=name)
             key = f"{self._running.lease.session}/missed/{name}/{self._loop.turn.number}_{self._loop.turn.skips}"
             await self._running.post(key, event, "")
+
+    async def _fired(self) -> frozenset[str]:
+        """Name the signals that fired since the last turn began, and found nobody asleep."""
+        inbox = await self._running.inbox(self._loop.turn.heard) if self._waits_for else ()
+        posted = [stored.event for stored in inbox if isinstance(stored.event, WakePosted)]
+        return frozenset(event.name for event in posted if event.cause == "signal" and not event.wakes)
 
     async def _changed(self, report: HealthReport) -> None:
         """Write down that a sensor fails, or no longer does."""
