@@ -10,7 +10,17 @@ from halter.app.agent import trust_of
 from halter.app.opened import App
 from halter.app.up import Up
 from halter.config.trust import folder_digest
-from halter.core.events import AnyEvent, SessionParked, SessionWoken, TurnEnded, TurnSkipped, TurnStarted, Unknown
+from halter.core.events import (
+    AnyEvent,
+    GuardrailTriggered,
+    SessionEnded,
+    SessionParked,
+    SessionWoken,
+    TurnEnded,
+    TurnSkipped,
+    TurnStarted,
+    Unknown,
+)
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.messages import Prompt
 from halter.core.ports import Query, Stored
@@ -97,18 +107,19 @@ class Fleet:
         return [stored.kind for stored in await self.events(session)]
 
 
-def moment(at: int) -> str:
-    """A time of virtual day one, as it is read."""
-    seconds = (at - START) // 1_000_000
+def moment(at: int, start: int = START) -> str:
+    """A time since the beginning, as it is read."""
+    seconds = (at - start) // 1_000_000
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
-def rhythm(events: list[Stored]) -> list[str]:
-    """The turns, sleeps and wakes of a session, in words."""
-    return [f"{moment(stored.at)} {said}" for stored in events if (said := _said(stored.event, stored.at))]
+def rhythm(events: list[Stored], start: int = START) -> list[str]:
+    """The turns, sleeps, wakes, skips and guardrails of a session, and its end, in words."""
+    found = ((stored.at, _said(stored.event, start)) for stored in events)
+    return [f"{moment(at, start)} {said}" for at, said in found if said]
 
 
-def _said(event: AnyEvent | Unknown, at: int) -> str:
+def _said(event: AnyEvent | Unknown, start: int) -> str:
     match event:
         case TurnStarted():
             return f"turn {event.turn}"
@@ -117,8 +128,12 @@ def _said(event: AnyEvent | Unknown, at: int) -> str:
         case TurnSkipped():
             return f"skipped by {event.stage}"
         case SessionParked():
-            return f"{event.state} until {moment(event.wake_at)}" if event.wake_at else event.state
+            return f"{event.state} until {moment(event.wake_at, start)}" if event.wake_at else event.state
         case SessionWoken():
             return f"woken by {event.cause}"
+        case GuardrailTriggered():
+            return f"held back by {event.guardrail}"
+        case SessionEnded():
+            return f"{event.state}, {event.terminal_reason}"
         case _:
             return ""

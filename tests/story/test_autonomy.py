@@ -98,6 +98,7 @@ async def test_a_yield_goes_from_the_models_reply_to_the_sleeping_row_and_back(w
         "00:05:00 woken by timer",
         "00:05:00 turn 2",
         "00:05:00 yielded shutdown",
+        "00:05:00 COMPLETED, completed",
     ]
     row = await fleet.row("watch-1")
     assert (row.state, row.terminal_reason) == ("COMPLETED", "completed")

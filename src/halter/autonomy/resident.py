@@ -111,6 +111,7 @@ class Resident:
         """Take a reading in: score it, keep what of it is wanted, and tell what fired."""
         reading = Reading(redacted(reading.value, self._running.redacted), reading.at)
         looked = await watched.signals.look(reading, self._aware.hot.values())
+        self._fits(f"{watched.sensor.name} (signals)", " ".join(looked.sentences))
         moved = self._kept(watched.sensor, reading) if looked.writes else frozenset[str]()
         self._pulse("autonomy:sensor_updated", {"sensor": watched.sensor.name, "changed": sorted(moved)})
         for scored in looked.scored:
@@ -122,12 +123,15 @@ class Resident:
         """Write a reading into its fields; tell which changed. What does not fit is told with the sensor's health."""
         moved: set[str] = set()
         for update in sensor.written():
-            name, problem = f"{sensor.name}.{update.field}", self._written(sensor.name, update, reading, moved)
-            if problem or name in self._unfit:
-                report = HealthReport(sensor=name, health="failing" if problem else "ok", sentence=problem)
-                self._aware.hear(report)
-                (self._unfit.add if problem else self._unfit.discard)(name)
+            problem = self._written(sensor.name, update, reading, moved)
+            self._fits(f"{sensor.name}.{update.field}", problem)
         return frozenset(moved)
+
+    def _fits(self, name: str, problem: str) -> None:
+        """Let the model know what is wrong with a reading, for as long as something is."""
+        if problem or name in self._unfit:
+            self._aware.hear(HealthReport(sensor=name, health="failing" if problem else "ok", sentence=problem))
+            (self._unfit.add if problem else self._unfit.discard)(name)
 
     def _written(self, sensor: str, update: Update, reading: Reading, moved: set[str]) -> str:
         found = path_value(reading.value, update.path)
@@ -156,13 +160,19 @@ class Resident:
             await self._running.post(f"{self._running.lease.session}/{sensor}/{name}/{at}", event, "")
 
     async def _missed(self) -> None:
-        """Wake a sleeper that fell asleep waiting for what had just changed."""
+        """Wake a sleeper that fell asleep waiting for what had just changed, or for a signal that had just fired."""
         before = Seen.from_bytes(self._loop.hot) if self._loop.hot else None
         moved = frozenset(change.name for change in changes(before, self._aware.hot.seen()))
-        for name in sorted(moved & self._waits_for)[:1]:
+        for name in sorted((moved | await self._fired()) & self._waits_for)[:1]:
             event = WakePosted(cause="signal", origin="sensor", sender=name, name=name)
             key = f"{self._running.lease.session}/missed/{name}/{self._loop.turn.number}_{self._loop.turn.skips}"
             await self._running.post(key, event, "")
+
+    async def _fired(self) -> frozenset[str]:
+        """Name the signals that fired since the last turn began, and found nobody asleep."""
+        inbox = await self._running.inbox(self._loop.turn.heard) if self._waits_for else ()
+        posted = [stored.event for stored in inbox if isinstance(stored.event, WakePosted)]
+        return frozenset(event.name for event in posted if event.cause == "signal" and not event.wakes)
 
     async def _changed(self, report: HealthReport) -> None:
         """Write down that a sensor fails, or no longer does."""
