@@ -36,7 +36,7 @@ from halter.core.rows import SessionRow, SpendRow
 from halter.core.sensing import SensorFailed
 from halter.dispatch.tending import taken, tended
 from halter.guard.approvals import decide, needs_you
-from halter.guard.ask import Call
+from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer
 from halter.guard.gatehouse import Gatehouse
 from halter.guard.secrets import GivenSecrets
@@ -328,10 +328,29 @@ async def test_hot_state_is_told_as_stale_after_a_restart_until_it_is_read_again
     manor.takes = 0
     world.spawn(answers(world, manor))
     await world.advance(30 * MINUTE)
-    assert "ticker: 110 (" in volatile(manor.model.asked[-1])
+    assert "ticker: 201 (" in volatile(manor.model.asked[-1])
     assert "stale" not in volatile(manor.model.asked[-1])
 
 
 def volatile(prompt: Prompt) -> str:
     part = prompt.messages[-1].parts[-1]
     return part.text if isinstance(part, Text) and part.reason == "volatile" else ""
+
+
+class Sparing(Manor):
+    """A session that may use few tokens in an hour."""
+
+    def standing(self) -> Standing:
+        return msgspec.structs.replace(super().standing(), tokens_per_hour=15_000)
+
+
+async def test_a_pause_for_tokens_is_recalled_as_it_was(world: World) -> None:
+    manor = Sparing(world, lambda _, __: reply(calls(("yield", {"mode": "continue"})), 4000))
+    await manor.begin()
+    world.spawn(manor.live())
+    await world.advance(30 * MINUTE)
+    assert "guardrail_triggered" in await manor.kinds()
+    assert manor.loop is not None
+    again = Recalled("s")
+    await again.take_in(await manor.events(), lambda stored: said(world.journal, stored))
+    assert (again.turn.brisk, again.turn.held) == (manor.loop.turn.brisk, manor.loop.turn.held) == (3, False)

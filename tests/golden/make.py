@@ -21,24 +21,33 @@ from halter.core.clock import DAY, SECOND
 from halter.core.events import (
     FORMAT,
     AnyEvent,
+    AttendingFailed,
     CallRefused,
     CallSettled,
     CallStarted,
     ContextCut,
     DecisionAsked,
     DecisionMade,
+    GuardrailTriggered,
     HaltLifted,
     HaltRequested,
+    HotStateSeen,
     MessageAdded,
     RequestRefused,
     RequestSettled,
     RequestStarted,
     RuleEnded,
     RuleMade,
+    SensorChanged,
+    SessionParked,
     SessionStarted,
+    SessionWoken,
     ToolPinned,
     TurnEnded,
+    TurnSkipped,
     TurnStarted,
+    WakePosted,
+    Yielded,
 )
 from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.limits import Caps, Spender, accounts
@@ -51,6 +60,7 @@ from halter.core.rows import AuditRow, DecisionRow, HaltRow, PinRow, RateRow, Ru
 from halter.core.usage import Usage
 from halter.drills.plan import plan
 from halter.drills.workload import Told, Workload
+from halter.guard.switches import switch_off, switch_on
 from halter.journal.rebuild import rebuilt
 from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
@@ -83,6 +93,7 @@ async def fill(path: Path) -> JournalStore:
             clock.advance(SECOND)
     await guarded(store, clock)
     await talked(store, clock)
+    await ran(store, clock)
     return store
 
 
@@ -146,6 +157,33 @@ async def talked(store: JournalStore, clock: ManualClock) -> None:
     await store.commit(life.reopen(session, "reopened", "ada"))
 
 
+async def ran(store: JournalStore, clock: ManualClock) -> None:
+    """Let an agent run by itself: with alerts, a skip, guardrails, a sensor that fails, and a breakdown.
+
+    It is left asleep, with an alert that no turn has shown.
+    """
+    session, stream = SessionId("watch-1"), session_stream("watch-1")
+    await store.commit(switch_on("watch", "ada", "on"))
+    event = SessionStarted(session=session, agent="watch", kind="autonomous", started_by="ada")
+    await store.commit(life.start(event))
+    (lease,) = await store.claim(WorkerId("worker of watch-1"), 1, session)
+    for number, (event, body) in enumerate(PACED):
+        clock.advance(SECOND)
+        if isinstance(event, WakePosted):
+            await store.commit(life.post(session, f"{number}", event, body))
+            continue
+        written = event if not isinstance(event, SessionParked) else at_rest(event, clock.now())
+        draft = Draft(written, body if body is None or isinstance(body, bytes) else msgspec.json.encode(body))
+        await store.commit(Write(stream, f"{number}", lambda _, draft=draft: [draft], (), lease))
+    clock.advance(SECOND)
+    await store.commit(switch_off("watch", [], "ada", "off", "lunch"))
+
+
+def at_rest(event: SessionParked, now: int) -> SessionParked:
+    """Let a rest end so much after it began."""
+    return msgspec.structs.replace(event, wake_at=None if event.wake_at is None else now + event.wake_at)
+
+
 LOOK = ToolCall("m1", "look", '{"at":"door"}')
 ASSISTANT = Reply((Text("Let me see.", "model", trusted=False), LOOK), "calls", Usage(100, 20))
 TURNS: list[tuple[AnyEvent, Any]] = [
@@ -166,6 +204,40 @@ TURNS: list[tuple[AnyEvent, Any]] = [
     (TurnEnded(turn=2, why="external_halt", sentence="No."), None),
 ]
 """What happens in the turns of a session, each with what is said."""
+
+
+SLEEPS = Yielded("sleep", 300 * SECOND, ("jump",), "nothing to do")
+SLEEP = ToolCall("m2", "yield", '{"mode":"sleep","sleep":300,"wake_early_if":["jump"]}')
+YIELDS = Reply((SLEEP,), "calls", Usage(100, 20))
+JUMP = WakePosted(cause="signal", origin="sensor", sender="ticker", name="jump", notifies=True)
+RESTS = SessionParked(state="SLEEPING", inbox_seen=1, wake_at=300 * SECOND, wake_on=("jump",), resident=True)
+PACED: list[tuple[AnyEvent, Any]] = [
+    (JUMP, b"The signal `jump` fired."),
+    (TurnStarted(turn=1, inbox_seen=1), user("It is your turn.", "config", reason="observe")),
+    (HotStateSeen(turn=1, digest="x"), {"price": 100}),
+    (RequestStarted(request="watch-1.t1_0/0", model="m", purpose="turn"), {"volatile": "price: 100 (0s ago)"}),
+    (RequestSettled(request="watch-1.t1_0/0", outcome="ok", usage=Usage(100, 20)), YIELDS),
+    (CallStarted(call="watch-1.c1_0_0", tool="yield"), b"{}"),
+    (CallSettled(call="watch-1.c1_0_0", outcome="ok"), b"Your turn ends here."),
+    (TurnEnded(turn=1, why="yielded", yielded=SLEEPS), None),
+    (RESTS, None),
+    (SensorChanged(sensor="ticker", health="failing", failures=3, sentence="There was no answer."), None),
+    (SessionWoken(cause="timer", inbox_seen=1, format=FORMAT), None),
+    (TurnSkipped(stage="change", skips=1, sentence="Nothing has changed since the last turn."), None),
+    (RESTS, None),
+    (SensorChanged(sensor="ticker", health="ok"), None),
+    (SessionWoken(cause="timer", inbox_seen=1, format=FORMAT), None),
+    (AttendingFailed(failures=1, error="ValueError: no"), None),
+    (TurnStarted(turn=2, inbox_seen=1, quiet=True), user("It is your turn.", "config", reason="observe")),
+    (GuardrailTriggered(guardrail="max_actions_per_minute", turn=2, sentence="Too brisk."), None),
+    (RequestStarted(request="watch-1.t2_0/0", model="m", purpose="turn"), {}),
+    (RequestSettled(request="watch-1.t2_0/0", outcome="ok"), Reply((Text("Hm.", "model", trusted=False),))),
+    (TurnEnded(turn=2, why="ended"), None),
+    (GuardrailTriggered(guardrail="max_consecutive_turns", turn=2, sentence="No sleep.", until=START + DAY), None),
+    (RESTS, None),
+    (JUMP, b"The signal `jump` fired again."),
+]
+"""What happens in a session that runs by itself, each with what is said."""
 
 
 def rows_of_guard(legs: Sequence[Leg]) -> list[RowKey]:

@@ -15,7 +15,17 @@ from halter.drills.broken import DrillBroken, in_words
 from halter.drills.drill import Setting
 from halter.testing.postgres import throwaway_cluster
 
-FEW = {"race": 1, "kill": 6, "powercut": 300, "tamper": 1, "zombie": 5, "halt": 20, "approval": 1, "secrets": 400}
+FEW = {
+    "race": 1,
+    "kill": 6,
+    "powercut": 300,
+    "tamper": 1,
+    "zombie": 5,
+    "halt": 20,
+    "approval": 1,
+    "secrets": 400,
+    "flood": 5,
+}
 ON_ALL_STORES = [
     *(pytest.param(name, "sqlite", id=f"{name}-sqlite") for name in DRILLS),
     *(
