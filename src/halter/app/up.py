@@ -4,7 +4,6 @@ Each has one session at a time. It is begun when the agent is switched on, found
 when the agent is switched off, and gone on with when a halt is lifted.
 """
 
-import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -13,11 +12,12 @@ from typing import Final
 
 from halter.app.agent import assembled
 from halter.app.living import Living, Pulse, nobody
+from halter.app.most import at_most
 from halter.app.opened import App
 from halter.app.speaking import Speaking
 from halter.app.thinking import models_of
 from halter.autonomy.upkeep import Attend, Begin, Nothing, Reopen, upkeep
-from halter.brain.together import heard, until
+from halter.brain.together import heard, together, until
 from halter.config.pacing import unwritten
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
@@ -64,9 +64,7 @@ class Up:
             await stack.enter_async_context(
                 tended(self._store, self._app.clock, self._worker, snapshots=self._snapshots)
             )
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._dispatch.run(), name="halter-dispatcher")
-                tasks.create_task(self._keep(), name="halter-upkeep")
+            await together([self._dispatch.run, self._keep])
 
     async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
         """Put an agent together."""
@@ -80,7 +78,8 @@ class Up:
             self._tell("", str(error))
             return
         name = agent.policy.name
-        for sentence in (*agent.left_out, *unwritten(agent.read.pacing)):
+        most = await at_most(self._app, agent.policy)
+        for sentence in (most, *agent.left_out, *unwritten(agent.read.pacing)):
             self._tell(name, sentence)
         self.agents[name] = Living(speaking, folder, self._pulse)
         await self._switch_on_first(name)
