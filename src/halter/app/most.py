@@ -19,7 +19,7 @@ async def at_most(app: App, policy: Resolved) -> str:
         return _listed(_cap(leg, said.get((leg.scope, leg.window))) for leg in legs if leg.scope == scope)
 
     own, agent, fleet = (told(scope) for scope in ("session:", f"agent:{policy.name}", "fleet"))
-    return f"{policy.name} may spend at most {own} a session and {agent}, and all agents together {fleet}."
+    return f"It may spend at most {own} a session and {agent}, and all agents together {fleet}."
 
 
 def _listed(caps: Iterable[str]) -> str:

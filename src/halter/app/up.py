@@ -144,6 +144,8 @@ class Up:
             case Attend(session):
                 for lease in await self._store.claim(self._worker, 1, SessionId(session)):
                     self._dispatch.take(lease)
+            case Nothing("") if starting and last is not None:
+                self._say(name, f"{last.session} goes on where it stands ({last.state}).")
             case Nothing(sentence):
                 self._say(name, sentence)
 

@@ -4,14 +4,16 @@ from typing import Final
 
 import msgspec
 
-from halter.brain.turn import ASK_USER
+from halter.brain.turn import ASK_USER, YIELD
 from halter.cli.answer import counted
 from halter.cli.moments import hour, moment
+from halter.core.clock import SECOND
 from halter.core.durations import shown_duration
 from halter.core.events import (
     AttendingFailed,
     CallRefused,
     CallSettled,
+    CallStarted,
     CostCapReached,
     DecisionAsked,
     DecisionMade,
@@ -73,6 +75,9 @@ class View:
 
     def _said(self, stored: Stored, session: str) -> Line | None:
         match stored.event:
+            case CallStarted() as event:
+                self._calls[session] = self._calls.get(session, 0) + (event.tool != YIELD)
+                return None
             case RequestSettled() | CallSettled() | CallRefused() | RequestRefused() as event:
                 return self._of_work(session, event, stored.body or b"")
             case TurnStarted() | TurnEnded() | TurnSkipped() as event:
@@ -100,7 +105,6 @@ class View:
             case RequestSettled():
                 return Line(f"the model gave no answer: {event.error or event.outcome}", LOOK)
             case CallSettled():
-                self._calls[session] = self._calls.get(session, 0) + 1
                 return None
             case CallRefused():
                 return Line(f"{event.tool} was refused ({event.outcome}): {event.sentence}", LOOK)
@@ -129,7 +133,7 @@ class View:
         match event.state:
             case "SLEEPING" | "PAUSED" if event.wake_at is not None:
                 early = f", or by {', '.join(event.wake_on)}" if event.wake_on else ""
-                length = shown_duration(max(0, event.wake_at - now))
+                length = shown_duration(max(SECOND, event.wake_at - now + SECOND // 2))
                 return Line(f"sleeps {length}, until {moment(event.wake_at, now)}{early}")
             case "SLEEPING":
                 return Line(f"sleeps until {', '.join(event.wake_on) or 'somebody says something'}")
@@ -160,11 +164,11 @@ def _yielded(yielded: Yielded) -> str:
     reason = f" ({yielded.reason})" if yielded.reason else ""
     match yielded.mode:
         case "continue":
-            return f"it goes on at once{reason}"
+            return f"on at once{reason}"
         case "sleep":
-            return f"it wants to sleep {shown_duration(yielded.sleep)}{reason}"
+            return f"sleep {shown_duration(yielded.sleep)}{reason}"
         case "shutdown":
-            return f"it shuts down{reason}"
+            return f"shut down{reason}"
 
 
 def _ended(event: TurnEnded) -> str:
