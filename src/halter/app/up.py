@@ -4,6 +4,7 @@ Each has one session at a time. It is begun when the agent is switched on, found
 when the agent is switched off, and gone on with when a halt is lifted.
 """
 
+import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -50,6 +51,7 @@ class Up:
         self._chance = chance
         self._worker = new_worker("up", app.ids)
         self._said: dict[str, str] = {}
+        self._news = asyncio.Event()
         self._dispatch = Embedded(
             self._store, app.clock, self._worker, self._attend, self._names, redact=self._redacted
         )
@@ -113,18 +115,25 @@ class Up:
         return text
 
     async def _attend(self, lease: Lease) -> None:
-        (row,) = await self._store.ask(Query("session", SessionRow, {"session": lease.session}))
+        row = await self._row(lease.session)
         await self.agents[row.agent].attend(lease, self._dispatch.stays)
+        if (await self._row(lease.session)).ended_at is not None:
+            # Whoever watches is told at once what that means for the agent.
+            self._news.set()
+
+    async def _row(self, session: str) -> SessionRow:
+        (row,) = await self._store.ask(Query("session", SessionRow, {"session": session}))
+        return row
 
     async def _keep(self) -> None:
-        """Look after every agent: at the start, when people have said something, and every few seconds."""
+        """Look after every agent: at the start, when a person spoke or a session is over, and from time to time."""
         starting = True
-        async with heard(self._store, _of_people) as news:
+        async with heard(self._store, _of_people) as self._news:
             while True:
                 for living in list(self.agents.values()):
                     await self._look_after(living, starting=starting)
                 starting = False
-                await until(news, LOOK)
+                await until(self._news, LOOK)
 
     async def _switches(self) -> Mapping[str, AgentRow]:
         return {row.agent: row for row in await self._store.ask(Query("all_agents", AgentRow))}
