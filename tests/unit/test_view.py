@@ -105,9 +105,7 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
     ),
     (DecisionMade(decision="d1", verdict="deny", by="ada", digest=""), b"", "ada says deny", PLAIN),
     (
-        CostCapReached(
-            scope="fleet", window="day/2026-01-01", unit="usd", amount=9, cap=1, name="m", refused="r", spent=0
-        ),
+        CostCapReached(refused="r", name="m", scope="fleet", window="day/x", unit="usd", cap=1, spent=0, amount=9),
         b"",
         "m does not fit the cap of fleet day/x",
         LOOK,
