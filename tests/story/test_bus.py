@@ -179,6 +179,22 @@ async def test_of_pulses_that_are_not_taken_only_the_newest_are_kept(room: Room)
     assert (gap.events, gap.lost) == (0, {})
 
 
+async def test_what_comes_together_is_given_in_the_order_in_which_it_happened(room: Room) -> None:
+    await room.begin("a")
+    await room.begin("b")
+    client = listens(room.world, room.bus.listen(most=100))
+    await room.world.advance(SECOND)
+    client.flows.clear()
+    for session in "aabbaba":
+        await room.write(session, 1)
+        await room.world.advance(2 * POLL)
+    client.flows.set()
+    await room.world.advance(2 * POLL)
+    times = [item.stored.at for item in client.taken if isinstance(item, News)]
+    assert len(times) == 7
+    assert times[1:] == sorted(times[1:])
+
+
 async def test_pulses_reach_only_those_who_listen_at_that_moment(room: Room) -> None:
     room.bus.pulse("a", "text", {"text": "too early"})
     late = listens(room.world, room.bus.listen())

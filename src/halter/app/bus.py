@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from heapq import merge
 from typing import Any, Final
 
 import msgspec
@@ -147,10 +148,10 @@ class Bus:
         follower.seen.update(grown if lost else {})
         if lost or gone:
             yield Gap(events, gone, lost)
-        async with aclosing(self._read(given)) as found:
-            async for news in found:
-                follower.seen[news.stored.stream] = news.stored.seq
-                yield news
+        streams = [[news async for news in self._read({stream: part})] for stream, part in given.items()]
+        for news in merge(*streams, key=_moment):
+            follower.seen[news.stored.stream] = news.stored.seq
+            yield news
         for pulse in live:
             yield pulse
 
@@ -184,6 +185,10 @@ class Bus:
             self._autonomous.clear()
         self._autonomous[session] = rows[0].kind == "autonomous"
         return self._autonomous[session]
+
+
+def _moment(news: News) -> int:
+    return news.stored.at
 
 
 class _Pulses:
