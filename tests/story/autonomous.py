@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from halter.app.agent import trust_of
+from halter.app.living import Pulse
 from halter.app.opened import App
 from halter.app.up import Up
 from halter.config.trust import folder_digest
@@ -72,12 +73,12 @@ class Fleet:
             self.settings, self.world.clock, self.world.ids, store, cast("Any", None), self.world.purse, self.environ
         )
 
-    def start(self, *folders: Path) -> asyncio.Task[None]:
+    def start(self, *folders: Path, pulse: Pulse | None = None) -> asyncio.Task[None]:
         """Start the process."""
         self.up = Up(
             self.app,
             lambda *said: self.told.append(said),
-            lambda *pulse: self.pulses.append(pulse),
+            pulse or (lambda *pulse: self.pulses.append(pulse)),
             random.Random(self.world.seed),
         )
         return self.world.spawn(self.up.run(folders))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from halter.app.follow import POLL, Follower, growing
 from halter.cli import build
 from halter.cli.audit import settled
 from halter.cli.cursor import Cursor, read_cursor, write_cursor
 from halter.cli.export import sink
-from halter.cli.follow import POLL, Follower, growing
 from halter.cli.tail import line
 from halter.cli.waiting import Waiting
 from halter.core.clock import Clock

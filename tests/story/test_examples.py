@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -98,3 +99,29 @@ def test_the_agent_in_one_minute_works_as_the_pages_say(tmp_path: Path) -> None:
     assert "with night-watch. Ctrl-D or /quit leaves." in person.types("chat", folder)
     assert [session["state"] for session in person.looks("sessions")] == ["COMPLETED"]
     person.types("init", str(tmp_path / "other"), "--model", "anthropic:claude-sonnet-4-5")
+
+
+@pytest.mark.timeout(120)
+def test_the_doorman_sleeps_and_wakes_when_a_letter_comes_as_the_pages_say(tmp_path: Path) -> None:
+    pages = [(EXAMPLES.parent / page).read_text("utf-8") for page in ("README.md", "docs/autonomy.md")]
+    commands = ["halter up examples/doorman", "halter chat examples/doorman", "halter off doorman"]
+    assert all(f"\n{command}" in page for command in commands for page in pages)
+    person, doorman = Person(tmp_path), tmp_path / "doorman"
+    shutil.copytree(EXAMPLES / "doorman", doorman)
+    with person.begins("up", str(doorman)) as program:
+        assert program.stdout is not None
+        shown = iter(program.stdout.readline, "")
+        assert any("sleep 1h (no letter has come)" in line for line in shown)
+        assert any("doorman-1 sleeps 1h" in line for line in shown)
+        (doorman / "letters" / "first.txt").write_text("Hello.")
+        assert any("alert: The signal `letter`" in line for line in shown)
+        assert any("sleep 1h (looked through the letters)" in line for line in shown)
+        assert "doorman also runs by itself, in doorman-1" in person.types("chat", str(doorman))
+        assert "doorman-1 is stopped" in person.types("off", "doorman")
+        assert any("is over: HALTED" in line for line in shown)
+        assert "doorman is on" in person.types("on", "doorman")
+        assert any("doorman-2 begins." in line for line in shown)
+        program.send_signal(signal.SIGTERM)
+        program.communicate(timeout=60)
+    assert program.returncode == 130
+    assert person.types("doctor", str(doorman))

@@ -7,6 +7,11 @@ import pytest
 from jsonschema import Draft202012Validator
 from msgspec import UNSET
 
+from halter.app.bus import name_of
+from halter.app.living import POISON
+from halter.app.opened import LEASE
+from halter.autonomy.restarts import WITHIN, Again, after_failure
+from halter.cli import build
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet
 from halter.config.load import load_bytes
@@ -14,7 +19,17 @@ from halter.config.mind import read_mind
 from halter.config.pacing import unwritten
 from halter.config.resolve import resolve
 from halter.config.schema import agent_schema
+from halter.core.clock import MINUTE, SECOND
 from halter.core.durations import shown_duration
+from halter.core.events import (
+    AnyEvent,
+    GuardrailTriggered,
+    SensorChanged,
+    TurnEnded,
+    TurnSkipped,
+    TurnStarted,
+    WakePosted,
+)
 from halter.core.pacing import ALWAYS, Autonomy, Detector, Gate, HotField, Sensor, SensorType, Signal, Source, Update
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -55,6 +70,15 @@ def test_the_guardrails_have_the_defaults_that_hold() -> None:
         "max_sleep": shown_duration(usual.max_sleep),
     }
 
+
+EVENTS: tuple[AnyEvent, ...] = (
+    TurnStarted(turn=1),
+    TurnEnded(turn=1, why="ended"),
+    TurnSkipped(stage="change", skips=1),
+    GuardrailTriggered(guardrail="idle_timeout", sentence="."),
+    SensorChanged(sensor="s", health="failing"),
+    WakePosted(cause="signal", origin="sensor", sender="s", notifies=True),
+)
 
 USUAL = {
     "autonomy.": Autonomy(),
@@ -98,3 +122,29 @@ def test_the_defaults_on_the_page_about_an_agents_file_are_those_that_hold() -> 
 def test_every_type_of_sensor_and_every_word_that_is_taken_is_on_the_page() -> None:
     assert tuple(dict(ROW.findall(section("Sensors")))) == SensorType.__args__
     assert all(f"`{word}`" in section("Yield") for word in ALWAYS)
+
+
+def test_every_name_of_news_is_on_the_page() -> None:
+    told = dict(ROW.findall(section("News")))
+    named = {name_of(event, autonomous=True) for event in EVENTS}
+    assert named | {"autonomy:sensor_updated"} == set(told)
+    assert len(told) == 7
+
+
+def test_the_page_tells_how_often_a_breakdown_is_tried_again() -> None:
+    failures, told = list[int](), list[str]()
+    while isinstance(again := after_failure([*failures, 0], 0), Again):
+        failures.append(0)
+        told.append(str(again.after // SECOND))
+    words = f"after {', '.join(told[:-1])} and {told[-1]} seconds; after {len(failures) + 1} breakdowns within"
+    page = " ".join(section("Running").split())
+    assert words in page
+    assert f"within {WITHIN // MINUTE} minutes" in page
+    assert f"over which {POISON} processes died" in page
+    assert f"for {LEASE // SECOND} seconds more" in page
+
+
+def test_every_command_on_the_page_is_one_that_can_be_typed() -> None:
+    known = {command.name or command.callback.__name__ for command in build().registered_commands if command.callback}
+    typed = re.findall(r"^halter (\w+)|`halter (\w+)", PAGE, re.MULTILINE)
+    assert {"up", "on", "off", "chat"} <= {first or second for first, second in typed} <= known

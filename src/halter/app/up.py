@@ -12,6 +12,7 @@ from typing import Final
 
 from halter.app.agent import assembled
 from halter.app.living import Living, Pulse, nobody
+from halter.app.most import at_most
 from halter.app.opened import App
 from halter.app.speaking import Speaking
 from halter.app.thinking import models_of
@@ -49,6 +50,7 @@ class Up:
         self._chance = chance
         self._worker = new_worker("up", app.ids)
         self._said: dict[str, str] = {}
+        self._news = asyncio.Event()
         self._dispatch = Embedded(
             self._store, app.clock, self._worker, self._attend, self._names, redact=self._redacted
         )
@@ -77,7 +79,8 @@ class Up:
             self._tell("", str(error))
             return
         name = agent.policy.name
-        for sentence in (*agent.left_out, *unwritten(agent.read.pacing)):
+        most = await at_most(self._app, agent.policy)
+        for sentence in (most, *agent.left_out, *unwritten(agent.read.pacing)):
             self._tell(name, sentence)
         self.agents[name] = Living(speaking, folder, self._pulse)
         await self._switch_on_first(name)
@@ -111,18 +114,25 @@ class Up:
         return text
 
     async def _attend(self, lease: Lease) -> None:
-        (row,) = await self._store.ask(Query("session", SessionRow, {"session": lease.session}))
+        row = await self._row(lease.session)
         await self.agents[row.agent].attend(lease, self._dispatch.stays)
+        if (await self._row(lease.session)).ended_at is not None:
+            # Whoever watches is told at once what that means for the agent.
+            self._news.set()
+
+    async def _row(self, session: str) -> SessionRow:
+        (row,) = await self._store.ask(Query("session", SessionRow, {"session": session}))
+        return row
 
     async def _keep(self) -> None:
-        """Look after every agent: at the start, when people have said something, and every few seconds."""
+        """Look after every agent: at the start, when a person spoke or a session is over, and from time to time."""
         starting = True
-        async with heard(self._store, _of_people) as news:
+        async with heard(self._store, _of_people) as self._news:
             while True:
                 for living in list(self.agents.values()):
                     await self._look_after(living, starting=starting)
                 starting = False
-                await until(news, LOOK)
+                await until(self._news, LOOK)
 
     async def _switches(self) -> Mapping[str, AgentRow]:
         return {row.agent: row for row in await self._store.ask(Query("all_agents", AgentRow))}
@@ -142,6 +152,8 @@ class Up:
             case Attend(session):
                 for lease in await self._store.claim(self._worker, 1, SessionId(session)):
                     self._dispatch.take(lease)
+            case Nothing("") if starting and last is not None:
+                self._say(name, f"{last.session} goes on where it stands ({last.state}).")
             case Nothing(sentence):
                 self._say(name, sentence)
 

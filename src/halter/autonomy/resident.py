@@ -113,7 +113,9 @@ class Resident:
         looked = await watched.signals.look(reading, self._aware.hot.values())
         self._fits(f"{watched.sensor.name} (signals)", " ".join(looked.sentences))
         moved = self._kept(watched.sensor, reading) if looked.writes else frozenset[str]()
-        self._pulse("autonomy:sensor_updated", {"sensor": watched.sensor.name, "changed": sorted(moved)})
+        known = self._aware.hot.values()
+        values = {name: known[name] for name in sorted(moved)}
+        self._pulse("autonomy:sensor_updated", {"sensor": watched.sensor.name, "changed": values})
         for scored in looked.scored:
             if scored.told:
                 await self._tell(watched.sensor.name, scored, reading)
@@ -148,7 +150,6 @@ class Resident:
         text = sentence_of(sensor, scored, reading) if signal.notify else ""
         event = WakePosted(cause="signal", origin="sensor", sender=sensor, name=signal.name, notifies=signal.notify)
         await self._running.post(f"{self._running.lease.session}/{sensor}/{signal.name}/{reading.at}", event, text)
-        self._pulse("autonomy:notification_pushed", {"sensor": sensor, "signal": signal.name, "text": text})
 
     async def _wake(self, sensor: str, moved: frozenset[str], at: int) -> None:
         """Wake a sleeper that waits for one of these fields, or for anything that this sensor finds."""
@@ -177,8 +178,6 @@ class Resident:
     async def _changed(self, report: HealthReport) -> None:
         """Write down that a sensor fails, or no longer does."""
         self._aware.hear(report)
-        if report.health == "failing":
-            self._pulse("autonomy:sensor_error", {"sensor": report.sensor, "sentence": report.sentence})
         event = SensorChanged(
             sensor=report.sensor,
             health=report.health,

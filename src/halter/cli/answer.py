@@ -48,6 +48,14 @@ def warn(sentence: str, style: str = "yellow") -> None:
         _print(Console(stderr=True, highlight=False), sentence, style)
 
 
+def painted(sentence: str, style: str = "") -> str:
+    """Make a sentence ready to be written to the standard output, by somebody else."""
+    console = Console(highlight=False)
+    with console.capture() as captured:
+        _print(console, sentence, style)
+    return captured.get()
+
+
 def _print(console: Console, sentence: str, style: str = "") -> None:
     """Break lines between words on a screen; a file or a program gets the sentence as one line."""
     console.print(harmless(sentence), style=style, soft_wrap=not console.is_terminal)

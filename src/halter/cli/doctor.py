@@ -3,7 +3,8 @@
 import platform
 import sqlite3
 from collections.abc import Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -13,8 +14,9 @@ from halter.cli.answer import answer_json, answer_table, counted
 from halter.cli.command import NOT_FINE, JsonOption, StoreOption, settings_for, with_app
 from halter.core.clock import HOUR, SECOND
 from halter.core.durations import shown_duration
+from halter.core.errors import ConfigError
 from halter.core.ports import Query
-from halter.core.rows import HoldRow
+from halter.core.rows import AgentRow, HoldRow, SessionRow
 from halter.journal.open import masked
 
 CLOCKS_APART = 2 * SECOND
@@ -41,8 +43,15 @@ class Counts(msgspec.Struct, frozen=True):
     blobs: int
 
 
-def doctor(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Check the store, its checkpoints, the clock, prices and old holds, and say what to do about each.
+def doctor(
+    agents: Annotated[
+        list[Path] | None, typer.Argument(metavar="[AGENT…]", help="Folders of agents to look at, too.")
+    ] = None,
+    *,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the store, its checkpoints, the clock, prices, old holds and agents, and say what to do about each.
 
     Leaves with 1 if something is a problem.
     """
@@ -54,6 +63,8 @@ def doctor(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
             await _clock(app),
             _checkpoints(app),
             await _holds(app),
+            await _switches(app),
+            *[_agent(app, folder) for folder in agents or []],
             _prices(),
             _postgresql(),
         ]
@@ -121,6 +132,40 @@ async def _holds(app: App) -> Check:
         )
         return Check("holds", "warning", finding)
     return Check("holds", "ok", f"{len(holds)} open, none of them old.")
+
+
+async def _switches(app: App) -> Check:
+    """Tell which agents may run by themselves, and which of them wait for a person."""
+    rows = await app.store.ask(Query("all_agents", AgentRow))
+    told = [f"{row.agent} is {'on' if row.switched_on else 'off'}, by {row.by}" for row in rows]
+    sessions = await app.store.ask(Query("all_sessions", SessionRow))
+    left = [row for row in sessions if row.kind == "autonomous" and row.state == "PAUSED"]
+    if left:
+        words = (f"{row.session} waits for you: halter show {row.session}, then halter on {row.agent}." for row in left)
+        return Check("autonomy", "problem", " ".join(words))
+    return Check("autonomy", "ok", f"{'; '.join(told)}." if told else "No agent has run by itself here.")
+
+
+def _agent(app: App, folder: Path) -> Check:
+    """Read an agent's files as a start would, without running anything of it."""
+    from halter.config.agent import read_agent
+    from halter.config.fleet import Fleet, read_fleet
+    from halter.config.mind import read_mind
+    from halter.config.pacing import unwritten
+    from halter.config.resolve import resolve
+
+    try:
+        fleet = Fleet() if app.settings.fleet is None else read_fleet(app.settings.fleet)
+        agent = read_agent(folder)
+        resolve(fleet, agent)
+        pacing = read_mind(fleet, agent, folder).pacing
+    except ConfigError as error:
+        return Check(str(folder), "problem", str(error))
+    forgotten = unwritten(pacing)
+    if forgotten:
+        return Check(agent.spec.name, "warning", " ".join(forgotten))
+    runs = "runs by itself" if pacing.autonomy.enabled else "does not run by itself"
+    return Check(agent.spec.name, "ok", f"It {runs}, with {counted(len(pacing.sensors), 'sensor')}.")
 
 
 def _older(holds: Sequence[HoldRow], than: int) -> list[HoldRow]:

@@ -1,7 +1,6 @@
 """`halter sessions` and `show`: what happened, for people and for programs."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
@@ -10,9 +9,9 @@ import typer
 from halter.app import App
 from halter.cli.answer import answer_json, answer_table
 from halter.cli.command import JsonOption, StoreOption, with_app
+from halter.cli.moments import moment, written
 from halter.cli.named import MOST, SessionArgument, all_events, session_meant
 from halter.cli.told import in_words, told
-from halter.core.clock import SECOND
 from halter.core.durations import shown_duration
 from halter.core.ids import session_stream
 from halter.core.ports import Query, Stored
@@ -45,9 +44,19 @@ def sessions(
 
 
 def _session_line(row: SessionRow, now: int) -> list[str]:
-    due = "" if row.due_at is None else ("now" if row.due_at <= now else f"in {shown_duration(row.due_at - now)}")
     began = f"{shown_duration(max(0, now - row.started_at))} ago"
-    return [row.session, row.agent, row.kind, row.state, row.terminal_reason, began, due]
+    return [row.session, row.agent, row.kind, row.state, row.terminal_reason, began, next_due(row, now)]
+
+
+def next_due(row: SessionRow, now: int) -> str:
+    """Say when a session has its next turn, and by what it is woken before."""
+    early = ", ".join(row.wake_on.split()) if row.ended_at is None else ""
+    if row.due_at is None:
+        return f"by {early}" if early else ""
+    if row.due_at <= now:
+        return "now"
+    due = f"in {shown_duration(row.due_at - now)} ({moment(row.due_at, now)})"
+    return f"{due}, or by {early}" if early else due
 
 
 def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
@@ -88,8 +97,3 @@ def _said(stored: Stored) -> str:
     if stored.blob:
         return f"(blob {stored.blob[:12]}…)"
     return in_words(stored.event, stored.body or b"")
-
-
-def written(at: int) -> str:
-    """Write a moment for people, in their own time zone."""
-    return datetime.fromtimestamp(at / SECOND, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from halter.app import App
 from halter.cli.answer import answer_block, answer_json, answer_table, counted
 from halter.cli.command import JsonOption, StoreOption, with_app
-from halter.cli.look import written
+from halter.cli.moments import written
 from halter.cli.named import SessionArgument, all_events, session_meant
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.money import shown

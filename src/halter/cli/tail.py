@@ -8,9 +8,9 @@ from typing import Annotated, Final
 import typer
 
 from halter.app import App
+from halter.app.follow import Follower, growing, heads
 from halter.cli.answer import answer_line, say
 from halter.cli.command import WRONG_USE, JsonOption, StoreOption, fail, with_app
-from halter.cli.follow import Follower, growing, heads
 from halter.cli.look import as_object
 from halter.cli.named import session_meant
 from halter.cli.told import told

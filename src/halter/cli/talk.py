@@ -15,6 +15,7 @@ from halter.app import App
 from halter.cli.answer import answer_json, answer_line, say, warn
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, with_app
 from halter.cli.lines import Lines
+from halter.cli.look import next_due
 from halter.cli.named import all_events, session_meant
 from halter.cli.screen import Screen
 from halter.cli.waiting import meant, waiting
@@ -92,6 +93,7 @@ async def _chat(app: App, folder: Path, resume: str, *, as_json: bool) -> None:
         begun = bool(resume)
         if not as_json:
             say(f"Session {session}, with {speaking.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True)
+            await _tell_of_what_runs(app, speaking)
         try:
             async for line in lines:
                 if line.strip() in LEAVE:
@@ -106,6 +108,18 @@ async def _chat(app: App, folder: Path, resume: str, *, as_json: bool) -> None:
                 say("", at_once=True)
             if begun and not as_json:
                 warn(f"You can go on with it: halter chat {quote(str(folder))} --resume {session}", "dim")
+
+
+async def _tell_of_what_runs(app: App, speaking: Any) -> None:
+    """Say whether the agent runs by itself beside this talk."""
+    from halter.app.attending import autonomous_of
+
+    beside = await autonomous_of(speaking)
+    if beside is not None and beside.ended_at is None:
+        due = next_due(beside, app.clock.now())
+        rest = f", next turn {due}" if due else ""
+        told = f"{beside.agent} also runs by itself, in {beside.session} ({beside.state}{rest})."
+        say(f"{told} What you say here reaches it; what it knows is shown here as it was kept last.", at_once=True)
 
 
 async def _told(speaking: Any, session: SessionId, line: str, *, begun: bool) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from halter.cli.moments import written
 from halter.core.durations import shown_duration
 from halter.core.events import (
     AgentSwitched,
@@ -41,6 +42,7 @@ from halter.core.events import (
     TurnStarted,
     Unknown,
     WakePosted,
+    Yielded,
 )
 from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult
 from halter.core.money import Charge, Leg, shown
@@ -106,11 +108,14 @@ def _of_a_life(event: SessionStarted | SessionWoken | SessionParked | SessionEnd
         case SessionWoken():
             return f"by {event.cause}"
         case SessionParked():
-            return f"{event.state} {' '.join(event.wake_on)}"
+            until = f" until {written(event.wake_at)}" if event.wake_at is not None else ""
+            early = f", or by {', '.join(event.wake_on)}" if event.wake_on else ""
+            return f"{event.state}{until}{early}"
         case SessionEnded():
             return f"{event.state}, {event.terminal_reason}"
         case WakePosted():
-            return f"{event.cause} {event.name} from {event.sender} ({event.origin})"
+            alert = ", an alert" if event.notifies else ""
+            return f"{event.cause} {event.name} from {event.sender} ({event.origin}){alert}"
 
 
 def _of_a_turn(event: SessionResumed | TurnStarted | MessageAdded | ContextCut | TurnEnded) -> str:
@@ -124,7 +129,14 @@ def _of_a_turn(event: SessionResumed | TurnStarted | MessageAdded | ContextCut |
         case ContextCut():
             return f"messages before {event.through} are left out ({event.strategy})"
         case TurnEnded():
-            return f"turn {event.turn}, {event.why}{_because(event.sentence)}"
+            return f"turn {event.turn}, {event.why}{_yield(event.yielded)}{_because(event.sentence)}"
+
+
+def _yield(yielded: Yielded | None) -> str:
+    if yielded is None:
+        return ""
+    sleep = f" {shown_duration(yielded.sleep)}" if yielded.mode == "sleep" else ""
+    return f", {yielded.mode}{sleep}{_because(yielded.reason)}"
 
 
 def _of_autonomy(event: HotStateSeen | TurnSkipped | GuardrailTriggered | SensorChanged | AttendingFailed) -> str:
@@ -134,7 +146,8 @@ def _of_autonomy(event: HotStateSeen | TurnSkipped | GuardrailTriggered | Sensor
         case TurnSkipped():
             return f"{event.stage}, {event.skips} in a row{_because(event.sentence)}"
         case GuardrailTriggered():
-            return f"{event.guardrail}{_because(event.sentence)}"
+            until = f" until {written(event.until)}" if event.until is not None else ""
+            return f"{event.guardrail}{until}{_because(event.sentence)}"
         case SensorChanged():
             return f"{event.sensor} is {event.health}{_because(event.sentence)}"
         case AttendingFailed():

@@ -21,6 +21,7 @@ from halter.cli import (
     steer,
     tail,
     talk,
+    up,
 )
 from halter.cli.plain import PlainCommand, PlainGroup
 
@@ -39,6 +40,7 @@ def tree() -> typer.Typer:
 
 _PANELS = {
     "Run": (init.init, talk.run, talk.chat, play.play),
+    "Run by themselves": (up.up, up.on, up.off),
     "Look": (look.sessions, look.show, tail.tail, receipt.receipt),
     "Steer": (decide.inbox, decide.approve, decide.deny, steer.halt, steer.resume, steer.cancel),
     "Trust": (play.trust, audit.audit, journal.verify, journal.erase, drill.drill, doctor.doctor, schema.schema),

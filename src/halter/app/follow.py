@@ -1,7 +1,7 @@
 """Following streams as they grow, in this process and in others."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Final
 
@@ -60,7 +60,7 @@ class Follower:
 
     async def new(self, change: Change = EVERYTHING) -> AsyncGenerator[Sequence[Stored]]:
         """Read on in whatever may have grown, a page at a time, each of one stream."""
-        for stream in await self._grown(change):
+        for stream in await self.grown(change):
             while page := await self._store.read(stream, self._so_far(stream), PAGE):
                 self.seen[stream] = page[-1].seq
                 yield page
@@ -71,16 +71,17 @@ class Follower:
             found = [stored async for page in pages for stored in page]
         return sorted(found, key=lambda stored: stored.at)
 
-    async def _grown(self, change: Change) -> list[StreamId]:
-        """Find the streams that are longer than what was seen of them."""
+    async def grown(self, change: Change = EVERYTHING) -> Mapping[StreamId, int]:
+        """Find the streams that are longer than what was seen of them, and how long they are now."""
         if change.stream != EVERY_STREAM:
-            return [change.stream] if self._wants(change.stream) and change.head > self._so_far(change.stream) else []
+            news = self._wants(change.stream) and change.head > self._so_far(change.stream)
+            return dict(await self._lengths([change.stream])) if news else {}
         found = {stream: head for stream, head in await self._heads() if self._wants(stream)}
         for stream, head in found.items():
             if head < self._so_far(stream):
                 # The store was put back to an earlier state: what is there is read again rather than missed.
                 self.seen[stream] = 0
-        return [stream for stream, head in found.items() if head > self._so_far(stream)]
+        return {stream: head for stream, head in found.items() if head > self._so_far(stream)}
 
     def _wants(self, stream: StreamId) -> bool:
         return self._wanted(stream) and (self._only is None or stream in self._only)
@@ -89,10 +90,11 @@ class Follower:
         return self.seen.get(stream, 0)
 
     async def _heads(self) -> list[tuple[StreamId, int]]:
-        if self._only is None:
-            return await heads(self._store)
+        return await heads(self._store) if self._only is None else await self._lengths(self._only)
+
+    async def _lengths(self, streams: Iterable[StreamId]) -> list[tuple[StreamId, int]]:
         found: list[tuple[StreamId, int]] = []
-        for stream in self._only:
+        for stream in streams:
             rows = await self._store.ask(Query("head", StreamRow, {"stream": stream}))
             found += [(StreamId(row.stream), row.head) for row in rows]
         return found

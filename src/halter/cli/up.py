@@ -1,0 +1,221 @@
+"""`halter up`, `on` and `off`: agents that run by themselves."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
+
+import msgspec
+import typer
+
+from halter.app import App
+from halter.app.bus import Bus, Gap, Item, News, Pulse
+from halter.app.follow import heads
+from halter.cli.answer import answer_json, counted, json_line, painted, say, warn
+from halter.cli.command import (
+    UNUSABLE,
+    WRONG_USE,
+    JsonOption,
+    ReasonOption,
+    StoreOption,
+    fail,
+    only_a_person,
+    readable,
+    with_app,
+)
+from halter.cli.look import as_object
+from halter.cli.printer import Printer
+from halter.cli.view import LOOK, Line, View
+from halter.core.clock import Clock
+from halter.core.errors import ConfigError
+from halter.core.ids import StreamId, session_of
+from halter.core.ports import Query
+from halter.core.rows import AgentRow, SessionRow
+from halter.core.text import listed
+
+AGENT_FILE: Final = "agent.yaml"
+HOW_TO_STOP: Final = "Ctrl-C stops this; the next start goes on where it stands."
+
+AgentsArgument = Annotated[list[Path], typer.Argument(metavar="AGENT…", help="The folders of the agents.")]
+NamedArgument = Annotated[str, typer.Argument(metavar="AGENT", help="An agent's name, or its folder.")]
+
+
+def up(agents: AgentsArgument, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Run agents by themselves, in this terminal, until you interrupt it. The next start goes on where it stands.
+
+    A line tells of each turn, sleep, wake and alert, and of whatever needs you. In JSON each line is one of them.
+    """
+    folders = [agent.parent if agent.is_file() else agent for agent in agents]
+    with_app(store, lambda app: _up(app, folders, as_json=as_json), new=True, following=True)
+
+
+async def _up(app: App, folders: list[Path], *, as_json: bool) -> None:
+    from halter.app.up import Up
+    from halter.brain.together import together
+    from halter.journal.patient import PatientStore
+
+    store = PatientStore(app.store, app.clock)
+    bus, seen = Bus(store, app.clock), dict(await heads(store))
+    async with Printer() as printer:
+        shows: Shows = Objects(printer, app.clock) if as_json else Lines(printer, app.clock)
+        runs = Up(app, shows.told, bus.pulse)
+        if not as_json:
+            printer.put(painted(HOW_TO_STOP))
+
+        def wanted(stream: StreamId) -> bool:
+            agent, _, number = (session_of(stream) or "").rpartition("-")
+            return agent in runs.agents and number.isdecimal()
+
+        await together([lambda: runs.run(folders), lambda: _watch(bus.listen(seen, wanted), shows, printer)])
+
+
+class Shows(Protocol):
+    """Shows what happens."""
+
+    def told(self, agent: str, sentence: str) -> None:
+        """Show a sentence about an agent, or about all of them."""
+        ...
+
+    def show(self, item: Item) -> None:
+        """Show a piece of news."""
+        ...
+
+
+async def _watch(items: AsyncGenerator[Item], shows: Shows, printer: Printer) -> None:
+    """Show one thing after the other, each when the one before it is written."""
+    async with aclosing(items):
+        async for item in items:
+            shows.show(item)
+            await printer.written()
+
+
+class Objects:
+    """Shows it to programs."""
+
+    def __init__(self, printer: Printer, clock: Clock) -> None:
+        self._printer = printer
+        self._clock = clock
+
+    def told(self, agent: str, sentence: str) -> None:
+        """Show a sentence about an agent, or about all of them."""
+        self._put({"name": "told", "at": self._clock.now(), "agent": agent, "sentence": sentence})
+
+    def show(self, item: Item) -> None:
+        """Show a piece of news."""
+        match item:
+            case News():
+                self._put({"name": item.name, **as_object(item.stored)})
+            case Pulse():
+                self._put(msgspec.structs.asdict(item))
+            case Gap():
+                self._put({"name": "gap", **msgspec.structs.asdict(item)})
+
+    def _put(self, value: dict[str, Any]) -> None:
+        self._printer.put(json_line(value).decode())
+
+
+class Lines:
+    """Shows it to people."""
+
+    def __init__(self, printer: Printer, clock: Clock) -> None:
+        self._printer = printer
+        self._clock = clock
+        self._view = View()
+
+    def told(self, agent: str, sentence: str) -> None:
+        """Show a sentence about an agent; one without an agent is about a folder that cannot be used."""
+        if agent:
+            self._put(Line(self._view.placed(self._clock.now(), agent, sentence)))
+        else:
+            warn(sentence, "red")
+
+    def show(self, item: Item) -> None:
+        """Show a piece of news. Words and readings as they come would be too many."""
+        match item:
+            case News():
+                self._put(self._view.line(item.stored))
+            case Gap() if item.events:
+                sessions = sorted({session_of(stream) or stream for stream in item.lost})
+                told = f"{counted(item.events, 'event')} of {listed(sessions)} passed unseen: look at halter show."
+                self._put(Line(told, LOOK))
+            case Gap() | Pulse():
+                pass
+
+    def _put(self, line: Line | None) -> None:
+        if line is not None:
+            self._printer.put(painted(line.text, line.style))
+
+
+def on(
+    agent: NamedArgument, *, reason: ReasonOption = "", store: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Switch an agent on: where `halter up` runs it, its next session begins at once."""
+
+    async def job(app: App) -> tuple[str, bool]:
+        from halter.app.up import turn_on
+
+        only_a_person(app, "switch an agent on")
+        name, known = await _meant(app, agent)
+        await turn_on(app, name, reason)
+        return name, known
+
+    name, known = with_app(store, job)
+    if as_json:
+        answer_json({"agent": name, "on": True, "known": known})
+        return
+    say(f"{name} is on: it runs wherever `halter up` is given its folder.")
+    _unless(known, name)
+
+
+def off(
+    agent: NamedArgument, *, reason: ReasonOption = "", store: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Switch an agent off: its session is stopped within a second, and none begins until it is switched on."""
+
+    async def job(app: App) -> tuple[str, bool, Sequence[str]]:
+        from halter.app.up import turn_off
+
+        only_a_person(app, "switch an agent off")
+        name, known = await _meant(app, agent)
+        return name, known, await turn_off(app, name, reason)
+
+    name, known, stopped = with_app(store, job)
+    if as_json:
+        answer_json({"agent": name, "on": False, "known": known, "stopped": stopped})
+        return
+    what = f"{' and '.join(stopped)} is stopped" if stopped else "nothing of it was running"
+    say(f"{name} is off, and {what}. `halter on {name}` begins a new session.")
+    _unless(known, name)
+
+
+def _unless(known: bool, name: str) -> None:
+    if not known:
+        say(f"Nothing has run here as {name} so far: check the name, if that surprises you.")
+
+
+async def _meant(app: App, agent: str) -> tuple[str, bool]:
+    """Find out which agent is meant, and tell whether it was ever switched or had a session.
+
+    A name that is known here is taken for that, whatever lies in a folder of the same name: an agent can be switched
+    off though its file is broken.
+    """
+    readable(agent, "an agent")
+    switched = {row.agent for row in await app.store.ask(Query("all_agents", AgentRow))}
+    known = switched | {row.agent for row in await app.store.ask(Query("all_sessions", SessionRow))}
+    name = agent if agent in known else _name(agent)
+    return name, name in known
+
+
+def _name(agent: str) -> str:
+    """Read the name in an agent's folder; without one, take what was typed for a name."""
+    from halter.config.agent import read_agent
+
+    folder = Path(agent)
+    if folder.is_file() or (folder / AGENT_FILE).is_file():
+        try:
+            return read_agent(folder).spec.name
+        except ConfigError as error:
+            fail(str(error), UNUSABLE)
+    if not agent or "/" in agent:
+        fail(f"There is no {AGENT_FILE} in {agent!r}: name an agent, or its folder.", WRONG_USE)
+    return agent

@@ -1,0 +1,283 @@
+"""`halter up`, `on` and `off` as a person types them, in processes of their own."""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.story.test_cli_talk import Person, Terminal, until
+
+SLEEPS = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 1h, reason: all quiet}}]\n"
+RUNS = "autonomy: {enabled: true}\n"
+LINE = re.compile(r"\d\d:\d\d:\d\d (\S+) +(.+)")
+
+
+class Up:
+    """Agents that run by themselves in a process of their own, and what it shows."""
+
+    begun: ClassVar[list["Up"]] = []
+
+    def __init__(self, person: Person, *words: str) -> None:
+        self.program = person.begins("up", *words, stdin=subprocess.DEVNULL)
+        self.seen: list[str] = []
+        self.begun.append(self)
+
+    def until(self, text: str) -> str:
+        """Read until a line holds a text."""
+        assert self.program.stdout is not None
+        while True:
+            line = self.program.stdout.readline().decode()
+            assert line, (self.seen, self.program.communicate()[1])
+            self.seen.append(line.rstrip("\n"))
+            if text in line:
+                return line
+
+    def ends(self, by: signal.Signals = signal.SIGINT) -> tuple[int, str]:
+        """End it, and tell with which code it left and what it said beside its answer."""
+        self.program.send_signal(by)
+        said, beside = self.program.communicate(timeout=30)
+        self.seen += said.decode().splitlines()
+        assert b"Traceback" not in beside, beside.decode()
+        return self.program.returncode, beside.decode()
+
+    def said(self) -> list[str]:
+        """What was said, without its time."""
+        return [" ".join(found.groups()) if (found := LINE.match(line)) else line for line in self.seen]
+
+
+@pytest.fixture
+def ada(tmp_path: Path) -> Iterator[Person]:
+    person = Person(tmp_path)
+    person.writes(SLEEPS * 9, RUNS)
+    yield person
+    while Up.begun:
+        # Whatever failed, no program outlives its test.
+        with Up.begun.pop().program as program:
+            program.kill()
+
+
+def test_the_view_tells_of_the_money_then_of_turns_and_sleeps_and_ends_in_silence(ada: Person) -> None:
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    assert up.ends() == (130, "")
+    said = up.said()
+    assert said[:5] == [
+        "Ctrl-C stops this; the next start goes on where it stands.",
+        "desk It may spend at most $1.00 a session and $5.00 a day, and all agents together $20.00 a day.",
+        "desk desk-1 begins.",
+        "desk-1 turn 1 begins",
+        "desk-1 turn 1 ends, $0.00: sleep 1h (all quiet)",
+    ]
+    assert said[5].startswith("desk-1 sleeps 1h, until ")
+    (row,) = ada.looks("sessions")
+    assert (row["session"], row["state"], row["owner"]) == ("desk-1", "SLEEPING", "")
+
+
+def test_a_stopped_process_is_gone_on_with_by_the_next_start(ada: Person) -> None:
+    first = Up(ada, str(ada.agent))
+    first.until("sleeps")
+    assert first.ends(signal.SIGTERM)[0] == 130
+    second = Up(ada, str(ada.agent))
+    second.until("desk-1 goes on where it stands (SLEEPING).")
+    second.ends()
+    assert len(ada.looks("sessions")) == 1
+
+
+def test_programs_get_one_object_a_line(ada: Person) -> None:
+    up = Up(ada, str(ada.agent), "--json")
+    up.until('"session_parked"')
+    assert up.ends() == (130, "")
+    objects = [json.loads(line) for line in up.seen]
+    names = [each["name"] for each in objects]
+    assert names[:3] == ["told", "told", "session_started"]
+    assert "autonomy:turn_started" in names
+    assert "autonomy:turn_completed" in names
+    (ended,) = [each for each in objects if each["name"] == "autonomy:turn_completed"]
+    assert (ended["stream"], ended["facts"]["yielded"]["reason"]) == ("session:desk-1", "all quiet")
+
+
+def test_a_broken_agent_is_told_of_and_the_others_run(ada: Person) -> None:
+    (ada.home / "broken").mkdir()
+    (ada.home / "broken" / "agent.yaml").write_text("name: broken\nmodle: x\n")
+    (ada.home / "still").mkdir()
+    (ada.home / "still" / "agent.yaml").write_text("name: still\nmodel: reflex\nreflex: [{say: hi}]\n")
+    up = Up(ada, "broken", "nowhere", "still", str(ada.agent))
+    up.until("sleeps")
+    code, beside = up.ends()
+    assert code == 130
+    assert "broken/agent.yaml line 2: `modle` is not a key" in beside
+    assert "nowhere" in beside
+    assert "still does not run by itself: write `autonomy: {enabled: true}` into still/agent.yaml." in beside
+    code, said, beside = ada.types("up", "broken", "nowhere", "still")
+    assert code == 3
+    assert said == "Ctrl-C stops this; the next start goes on where it stands.\n"
+    assert beside.endswith("No agent is left to run.\n")
+
+
+def test_off_stops_what_runs_elsewhere_and_on_begins_the_next_session(ada: Person) -> None:
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    code, said, _ = ada.types("off", "desk", "--reason", "enough")
+    assert (code, said) == (0, "desk is off, and desk-1 is stopped. `halter on desk` begins a new session.\n")
+    up.until("desk-1 is over: HALTED, external_halt")
+    up.until("desk is switched off: halter on desk")
+    code, said, _ = ada.types("on", str(ada.agent))
+    assert (code, said) == (0, "desk is on: it runs wherever `halter up` is given its folder.\n")
+    up.until("desk-2 begins.")
+    up.until("sleeps")
+    assert ada.looks("off", "desk") == {"agent": "desk", "on": False, "known": True, "stopped": ["desk-2"]}
+    up.until("desk-2 is over")
+    up.ends()
+    again = Up(ada, str(ada.agent))
+    again.until("desk is switched off: halter on desk")
+    again.ends()
+
+
+def test_an_agent_whose_file_broke_can_be_switched_off_by_its_name(ada: Person) -> None:
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    (ada.agent / "agent.yaml").write_text("}")
+    ada.agent.rename(ada.home / "desk")
+    assert ada.looks("off", "desk")["stopped"] == ["desk-1"]
+    up.until("desk-1 is over")
+    up.ends()
+
+
+def test_a_name_that_nobody_knows_is_switched_and_said_to_be_unknown(ada: Person) -> None:
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    up.ends()
+    for word, name in (("on", "desc"), ("off", "deks")):
+        code, said, _ = ada.types(word, name)
+        assert code == 0
+        assert said.endswith(f"Nothing has run here as {name} so far: check the name, if that surprises you.\n")
+    assert ada.types("off", "no/where")[0] == 2
+    assert ada.types("off", "")[0] == 2
+
+
+def test_no_agent_switches_agents(ada: Person) -> None:
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    ada.environ["HALTER_PERSON"] = "agent:desk"
+    for word in ("on", "off"):
+        code, _, beside = ada.types(word, "desk")
+        assert code == 1
+        assert f"Only a person may switch an agent {word}" in beside
+    ada.environ["HALTER_PERSON"] = "ada"
+    assert ada.looks("sessions")[0]["state"] == "SLEEPING"
+    up.ends()
+
+
+def test_a_chat_says_that_the_agent_runs_by_itself_and_reaches_it(ada: Person) -> None:
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    code, said, _ = ada.types("chat", str(ada.agent), given=b"is the door locked?\n")
+    assert code == 0
+    assert "desk also runs by itself, in desk-1 (SLEEPING, next turn in 59m" in said
+    assert "What you say here reaches it" in said
+    assert "ada says in the chat" in up.until("hears:")
+    up.until("wakes, by message")
+    up.until("turn 2 begins")
+    up.ends()
+    kinds = {row["kind"] for row in ada.looks("sessions")}
+    assert kinds == {"chat", "autonomous"}
+
+
+def test_what_needs_a_person_is_said_with_the_words_to_type(ada: Person) -> None:
+    ada.writes(f"- calls: [{{tool: wipe, arguments: {{path: old.txt}}}}]\n{SLEEPS}", RUNS)
+    up = Up(ada, str(ada.agent))
+    line = up.until("Needs you: ")
+    decision = line.partition("halter approve ")[2].split()[0]
+    assert ada.types("approve", decision)[0] == 0
+    up.until("ada says approve")
+    assert "1 call" in up.until("turn 1 ends")
+    up.ends()
+
+
+BUSY = "- calls: [{tool: yield, arguments: {mode: continue}}]\n"
+TIRELESS = "autonomy: {enabled: true, max_consecutive_turns: 1000, token_budget_per_hour: 0, idle_timeout: 0}\n"
+
+
+def test_an_agent_does_not_wait_for_whoever_reads_what_is_shown(ada: Person) -> None:
+    ada.writes(BUSY * 400, TIRELESS)
+    up = Up(ada, str(ada.agent))
+    assert up.program.stdout is not None
+    fcntl.fcntl(up.program.stdout, fcntl.F_SETPIPE_SZ, 4096)
+    # So much is never written into such a pipe before anybody reads it.
+    until(lambda: _turns(ada) > 200)
+    code, _ = up.ends()
+    assert code == 130
+    assert len(up.seen) < 200
+
+
+def _turns(person: Person) -> int:
+    code, said, _ = person.types("show", "desk-1", "--json")
+    return sum(event["kind"] == "turn_ended" for event in json.loads(said)) if code == 0 else 0
+
+
+def test_whoever_stops_reading_ends_it(ada: Person) -> None:
+    ada.writes(BUSY * 400, TIRELESS)
+    up = Up(ada, str(ada.agent))
+    up.until("turn 1 ends")
+    assert up.program.stdout is not None
+    up.program.stdout.close()
+    up.program.stdout = None
+    assert up.program.wait(timeout=30) == 141
+
+
+def test_a_narrow_terminal_shows_it_between_words(ada: Person) -> None:
+    ada.environ["COLUMNS"] = "40"
+    terminal = Terminal(ada, "up", str(ada.agent))
+    shown = terminal.until("sleeps 1h") + terminal.until("\n")
+    os.killpg(terminal.program.pid, signal.SIGINT)
+    assert terminal.leaves() == 130
+    lines = shown.replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "turn 1 begins" in shown
+
+
+def test_the_help_has_a_place_for_agents_that_run_by_themselves(ada: Person) -> None:
+    said = ada.types("--help")[1]
+    panels = [said.index(title) for title in ("Run ", "Run by themselves", "Look", "Steer", "Trust")]
+    assert panels == sorted(panels)
+    part = said[said.index("Run by themselves") : said.index("Look")]
+    assert re.findall(r"^│ (\w+) ", part, re.MULTILINE) == ["up", "on", "off"]
+
+
+def rows(person: Person, *words: str) -> dict[str, Any]:
+    code, said, _ = person.types("doctor", *words, "--json")
+    return {"code": code, **{check["name"]: (check["verdict"], check["finding"]) for check in json.loads(said)}}
+
+
+def test_the_doctor_tells_of_switches_and_of_what_nothing_writes(ada: Person) -> None:
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    up.ends()
+    assert rows(ada)["autonomy"] == ("ok", "desk is on, by ada.")
+    (ada.agent / "agent.yaml").write_text(
+        f"name: desk\nmodel: scripted\nscript: replies.yaml\n{RUNS}hot_state: {{fields: {{cash: {{}}}}}}\n"
+    )
+    found = rows(ada, str(ada.agent))
+    assert found["desk"][0] == "warning"
+    assert "Nothing writes the field `cash`" in found["desk"][1]
+    assert found["code"] == 0
+    (ada.agent / "agent.yaml").write_text("nam: desk\n")
+    assert rows(ada, str(ada.agent))["code"] == 1
+
+
+def test_sessions_and_show_tell_when_a_sleeper_wakes(ada: Person) -> None:
+    ada.writes(SLEEPS.replace("reason: all quiet", "wake_early_if: [message]"), RUNS)
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    up.ends()
+    assert re.search(r"in 59m\d+s \(.*\), or by message", " ".join(ada.types("sessions")[1].split()))
+    shown = " ".join(ada.types("show", "desk-1")[1].split())
+    assert "turn 1, yielded, sleep 1h" in shown
+    assert re.search(r"SLEEPING until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, or by message", shown)

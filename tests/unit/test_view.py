@@ -1,0 +1,173 @@
+"""What a person reads of agents that run by themselves."""
+
+import pytest
+
+from halter.cli.view import LOOK, NEEDED, PLAIN, View
+from halter.core.acts import CallRefused, CallSettled, CallStarted, CostCapReached, RequestSettled
+from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.core.events import (
+    AnyEvent,
+    AttendingFailed,
+    DecisionAsked,
+    DecisionMade,
+    GuardrailTriggered,
+    HotStateSeen,
+    SensorChanged,
+    SessionEnded,
+    SessionParked,
+    SessionResumed,
+    SessionStarted,
+    SessionWoken,
+    TurnEnded,
+    TurnSkipped,
+    TurnStarted,
+    WakePosted,
+    Yielded,
+)
+from halter.core.ids import StreamId
+from halter.core.money import Charge
+from halter.core.ports import Stored
+
+NOW = 1_767_225_600 * SECOND + 500_000
+
+
+def stored(event: AnyEvent, body: bytes = b"", stream: str = "session:desk-1") -> Stored:
+    return Stored(StreamId(stream), 1, event.KIND, 1, NOW, 1, "k", None, b"{}", body, b"", b"", b"", event)
+
+
+def shown(view: View, event: AnyEvent, body: bytes = b"") -> tuple[str, str]:
+    line = view.line(stored(event, body))
+    return (line.text.partition(" desk-1 ")[2], line.style) if line else ("", "")
+
+
+LINES: list[tuple[AnyEvent, bytes, str, str]] = [
+    (TurnStarted(turn=3), b"", "turn 3 begins", PLAIN),
+    (TurnEnded(turn=3, why="yielded", yielded=Yielded("continue")), b"", "turn 3 ends, $0.00: on at once", PLAIN),
+    (
+        TurnEnded(turn=3, why="yielded", yielded=Yielded("sleep", 5 * MINUTE, (), "all\nquiet")),
+        b"",
+        "turn 3 ends, $0.00: sleep 5m (all quiet)",
+        PLAIN,
+    ),
+    (TurnEnded(turn=3, why="yielded", yielded=Yielded("shutdown")), b"", "turn 3 ends, $0.00: shut down", PLAIN),
+    (TurnEnded(turn=3, why="ended"), b"", "turn 3 ends, $0.00: it said nothing of how to go on", PLAIN),
+    (
+        TurnEnded(turn=3, why="model_error", sentence="It is on fire."),
+        b"",
+        "turn 3 ends, $0.00: model_error. It is on fire.",
+        LOOK,
+    ),
+    (TurnSkipped(stage="change", skips=1, sentence="Nothing new."), b"", "skips a turn, $0.00: Nothing new.", PLAIN),
+    (TurnSkipped(stage="model", skips=4), b"", "skips a turn, 4 in a row, $0.00", PLAIN),
+    (SessionParked(state="SLEEPING", wake_on=("jump",)), b"", "sleeps until jump", PLAIN),
+    (SessionParked(state="WAITING_FOR_APPROVAL"), b"", "", ""),
+    (
+        SessionParked(state="WAITING_FOR_INPUT"),
+        b"",
+        "Needs you: it waits for a word. Answer it with halter chat.",
+        NEEDED,
+    ),
+    (SessionWoken(cause="timer"), b"", "wakes, by timer", PLAIN),
+    (SessionWoken(cause="takeover"), b"", "is taken up where it stood", PLAIN),
+    (SessionEnded(state="HALTED", terminal_reason="external_halt"), b"", "is over: HALTED, external_halt", PLAIN),
+    (SessionResumed(by="ada"), b"", "may go on, says ada", PLAIN),
+    (WakePosted(cause="signal", origin="sensor", sender="shop", notifies=True), b"Flood!", "alert: Flood!", LOOK),
+    (WakePosted(cause="message", origin="person", sender="ada", notifies=True), b"ada: Hi", "hears: ada: Hi", PLAIN),
+    (WakePosted(cause="signal", origin="sensor", sender="shop", name="flood"), b"", "flood of shop", PLAIN),
+    (WakePosted(cause="signal", origin="sensor", sender="shop", name="shop"), b"", "shop has news", PLAIN),
+    (WakePosted(cause="message", origin="person", sender="ada"), b"hello", "hears from ada", PLAIN),
+    (
+        GuardrailTriggered(guardrail="idle_timeout", sentence="It was idle."),
+        b"",
+        "guardrail idle_timeout: It was idle.",
+        LOOK,
+    ),
+    (SensorChanged(sensor="shop", health="failing", sentence="No route."), b"", "sensor shop fails: No route.", LOOK),
+    (SensorChanged(sensor="shop", health="ok"), b"", "sensor shop reads", PLAIN),
+    (AttendingFailed(failures=1, error="Boom"), b"", "broke down, and is tried again: Boom", LOOK),
+    (
+        AttendingFailed(failures=5, error="Boom", quarantined=True),
+        b"",
+        "Needs you: it broke down 5 times, and goes on with halter on desk: Boom",
+        NEEDED,
+    ),
+    (
+        DecisionAsked(decision="d1", about="approval", subject="c", name="wipe", digest="", expires_at=1),
+        b"",
+        "Needs you: halter approve d1 (approval of wipe)",
+        NEEDED,
+    ),
+    (
+        DecisionAsked(decision="d1", about="cap_raise", subject="c", name="wipe", digest="", expires_at=1),
+        b"",
+        "Needs you: halter approve d1 --cap AMOUNT (cap_raise of wipe)",
+        NEEDED,
+    ),
+    (DecisionMade(decision="d1", verdict="deny", by="ada", digest=""), b"", "ada says deny", PLAIN),
+    (
+        CostCapReached(refused="r", name="m", scope="fleet", window="day/x", unit="usd", cap=1, spent=0, amount=9),
+        b"",
+        "m does not fit the cap of fleet day/x",
+        LOOK,
+    ),
+    (
+        CallRefused(call="c", tool="wipe", outcome="rate_limited", sentence="Too often."),
+        b"",
+        "wipe was refused (rate_limited): Too often.",
+        LOOK,
+    ),
+    (
+        RequestSettled(request="r", outcome="error", error="Overloaded"),
+        b"",
+        "the model gave no answer: Overloaded",
+        LOOK,
+    ),
+    (SessionStarted(session="desk-1", agent="desk", kind="autonomous", started_by="ada"), b"", "", ""),
+    (HotStateSeen(turn=1, digest="x"), b"", "", ""),
+]
+
+
+@pytest.mark.parametrize(("event", "body", "text", "style"), LINES)
+def test_an_event_is_one_line_or_none(event: AnyEvent, body: bytes, text: str, style: str) -> None:
+    assert shown(View(), event, body) == (text, style)
+
+
+def test_a_sleep_names_its_length_its_end_and_what_ends_it_before() -> None:
+    early = shown(View(), SessionParked(state="SLEEPING", wake_at=NOW + 2 * HOUR - 1, wake_on=("jump", "message")))[0]
+    assert early.startswith("sleeps 2h, until ")
+    assert early.endswith(", or by jump, message")
+
+
+def test_a_turn_tells_what_it_cost_and_how_many_calls_it_made_since_the_last_one() -> None:
+    view = View()
+    shown(view, CallStarted(call="c1", tool="look"))
+    shown(view, CallSettled(call="c1", outcome="ok", charge=Charge(usd=20_000)))
+    shown(view, CallStarted(call="c2", tool="yield"))
+    shown(view, CallSettled(call="c2", outcome="ok"))
+    shown(view, RequestSettled(request="r1", outcome="ok", charge=Charge(usd=1_500)))
+    ended = TurnEnded(turn=1, why="ended")
+    assert shown(view, ended)[0].startswith("turn 1 ends, 1 call, $0.0215: ")
+    assert shown(view, ended)[0].startswith("turn 1 ends, $0.00: ")
+
+
+def test_a_question_of_the_agent_is_shown() -> None:
+    view = View()
+    reply = b'{"parts":[{"part":"call","id":"1","tool":"ask_user","arguments":"{\\"question\\":\\"Which door?\\"}"}]}'
+    shown(view, RequestSettled(request="r1", outcome="ok"), reply)
+    assert shown(view, SessionParked(state="WAITING_FOR_INPUT"))[0].startswith("Needs you: Which door?")
+
+
+@pytest.mark.parametrize(
+    "reply", [b"", b"}", b'{"parts":[{"part":"call","id":"1","tool":"ask_user","arguments":"["}]}']
+)
+def test_an_answer_that_cannot_be_read_breaks_no_view(reply: bytes) -> None:
+    view = View()
+    assert shown(view, RequestSettled(request="r1", outcome="ok"), reply) == ("", "")
+
+
+def test_what_others_wrote_stays_on_its_line_and_is_not_long() -> None:
+    event = WakePosted(cause="signal", origin="sensor", sender="s", notifies=True)
+    line = View().line(stored(event, b"a\nb\x1b[2J " * 1000))
+    assert line is not None
+    assert "\n" not in line.text
+    assert len(line.text) < 300
