@@ -4,6 +4,7 @@ Each has one session at a time. It is begun when the agent is switched on, found
 when the agent is switched off, and gone on with when a halt is lifted.
 """
 
+import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
