@@ -82,6 +82,8 @@ class Running:
         self.foreseen: dict[str, str] = {}
         """What was predicted of calls, by their ids: the model is told it with what became of them."""
         self._seen = 0
+        self.read_before = 0
+        """How far its inbox had been read when it was last taken up: what came until then is nobody's news."""
         self._rests = 0
         self.state = Session()
         self.spent = Charge()
@@ -99,6 +101,7 @@ class Running:
     async def take_up(self) -> Sequence[Stored]:
         """Read what happened so far, and bring whatever a crash left in doubt to an outcome; return all events."""
         events = await self.look_back()
+        self.read_before = self._seen
         if self.lease.generation > 1:
             await self._woken(await self._cause())
         for flight in self.state.in_flight.values():
@@ -112,6 +115,7 @@ class Running:
     async def wake(self) -> None:
         """Go on with a session that rested in these hands."""
         self._rests += 1
+        self.read_before = self._seen
         await self._woken(await self._cause())
 
     async def _cause(self) -> Cause | None:

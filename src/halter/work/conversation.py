@@ -214,7 +214,8 @@ class Conversation:
                 case WakePosted(wakes=wakes) as event if fresh:
                     said += await self._text(stored, event)
                     called = called or wakes
-                case DecisionMade() if fresh:
+                case DecisionMade() if fresh and stored.seq > self._running.read_before:
+                    # One that the last turn waited for is no news.
                     called = True
                 case _:
                     pass
