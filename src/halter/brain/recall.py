@@ -162,7 +162,7 @@ class Recalled:
         match event:
             case HotStateSeen():
                 self.hot = await read(stored)
-            case GuardrailTriggered(until=int()):
+            case GuardrailTriggered(until=int()) if self.turn.over:
                 self.turn = self.turn.held_back(stored.at)
             case TurnSkipped():
                 self.turn = self.turn.skipped(event.skips, stored.at)
