@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from halter.core.clock import MINUTE
+from halter.guard.approvals import decide, needs_you
+from halter.state.receipt import receipt
+from halter.testing.world import World
+from tests.story.autonomous import Fleet, rhythm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -125,3 +132,41 @@ def test_the_doorman_sleeps_and_wakes_when_a_letter_comes_as_the_pages_say(tmp_p
         program.communicate(timeout=60)
     assert program.returncode == 130
     assert person.types("doctor", str(doorman))
+
+
+async def test_the_market_desk_sees_something_within_a_minute_and_asks_before_it_trades(
+    world: World, tmp_path: Path
+) -> None:
+    fleet, desk = Fleet(world, tmp_path), tmp_path / "market-desk"
+    shutil.copytree(EXAMPLES / "market-desk", desk)
+    fleet.trust(desk)
+    fleet.start(desk)
+    await world.advance(MINUTE)
+    assert "turn 2" in " ".join(rhythm(await fleet.events("market-desk-1")))
+    for verdict, outcomes in (("approve", ["ok"]), ("deny", ["ok", "approval_denied"])):
+        await world.advance(7 * MINUTE)
+        assert (await fleet.row("market-desk-1")).state == "WAITING_FOR_APPROVAL"
+        (asked,) = await needs_you(world.journal)
+        assert (asked.name, asked.level) == ("place_order", "RESTRICTED")
+        await world.store.commit(decide(asked, verdict, "ada", verdict))
+        await world.advance(MINUTE)
+        assert await orders(fleet) == outcomes
+    assert fleet.told == [("market-desk", "market-desk-1 begins.")]
+    skipped = [line for line in rhythm(await fleet.events("market-desk-1")) if "skipped by expression" in line]
+    assert skipped
+
+
+async def orders(fleet: Fleet) -> list[str]:
+    """What became of the orders: those that were placed, and those that were refused."""
+    left = receipt(await fleet.events("market-desk-1"))
+    placed = [str(call.outcome) for call in left.calls if call.name == "place_order"]
+    return [*placed, *(brake.code for brake in left.brakes if brake.name == "place_order")]
+
+
+def test_the_page_of_the_market_desk_names_its_files_and_how_it_is_started() -> None:
+    desk = EXAMPLES / "market-desk"
+    page = (desk / "README.md").read_text("utf-8")
+    assert {f"({file.name})" for file in desk.iterdir() if file.is_file() and file.name != "README.md"} <= set(
+        re.findall(r"\([^)]+\)", page)
+    )
+    assert all(f"\nhalter {verb} examples/market-desk" in page for verb in ("trust", "up"))

@@ -120,24 +120,23 @@ async def test_time_awake_for_nothing_is_counted_across_a_crash(world: World, tm
     assert len(turns(events)) == 10
 
 
+YIELDS, SAYS = "{yield: {mode: sleep, sleep: 3h}}", "{say: All is well.}"
+
+
 @pytest.mark.parametrize(
-    ("rule", "more"),
-    [
-        ("{yield: {mode: sleep, sleep: 3h}}", ""),
-        ("{yield: {mode: sleep, sleep: 20m}}", ", gate: {on: change}"),
-        ("{yield: {mode: sleep, sleep: 0}}", ", max_consecutive_turns: 5"),
-    ],
+    ("rule", "more", "hours"),
+    [(YIELDS, "", 24), (SAYS, ", gate: {on: change}", 24), (SAYS, ", max_consecutive_turns: 5", 2)],
     ids=["a sleep that it chose", "turns that the gate skipped", "a sleep that was forced"],
 )
-async def test_what_is_not_idleness_ends_no_agent(world: World, tmp_path: Path, rule: str, more: str) -> None:
+async def test_what_is_not_idleness_ends_no_agent(
+    world: World, tmp_path: Path, rule: str, more: str, hours: int
+) -> None:
     fleet = Fleet(world, tmp_path)
     fields = "hot_state: {fields: {note: {}}}\n"
     mind = f"model: reflex\nreflex: [{rule}]\nautonomy: {{enabled: true{more}}}\n"
     fleet.start(fleet.agent("patient", fields + mind))
-    await world.advance(24 * HOUR)
-    row = await fleet.row("patient-1")
-    assert row.state == "SLEEPING"
-    assert all(guardrail != "idle_timeout" for _, guardrail, _ in held_back(await fleet.events("patient-1")))
+    await world.advance(hours * HOUR)
+    assert (await fleet.row("patient-1")).state == "SLEEPING"
 
 
 DAYTIME = """
@@ -319,3 +318,62 @@ async def test_the_hours_tokens_are_counted_across_a_crash(world: World, tmp_pat
     ]
     await world.advance(2 * MINUTE)
     assert used(await fleet.events("hungry-1"))[4:] == [("01:00:00", 1000)]
+
+
+SCORES = """
+model: scripted
+script: script.yaml
+autonomy: {enabled: true, token_budget_per_hour: 5000}
+sensors:
+  - name: feed
+    type: poll
+    interval: 60
+    jitter: 0
+    source: {tool: look}
+    signals: [{name: odd, model: "scripted:small", prompt: Odd?, notify: true}]
+"""
+CALM = """
+- when: The data
+  calls: [{tool: answer, arguments: {score: 0.1}}]
+  usage: {input_tokens: 400, output_tokens: 100}
+"""
+
+
+async def test_a_signal_that_finds_no_tokens_left_is_not_scored_and_lets_the_agent_sleep(
+    world: World, tmp_path: Path
+) -> None:
+    fleet = Fleet(world, tmp_path)
+    nap = "- {calls: [{tool: yield, arguments: {mode: sleep, sleep: 3h}}], usage: {input_tokens: 500}}\n"
+    fleet.start(fleet.agent("desk", SCORES, TOUCH, script_yaml=CALM * 100 + nap))
+    await world.advance(61 * MINUTE)
+    events = await fleet.events("desk-1")
+    assert rhythm(events) == ["00:00:00 turn 1", "00:00:00 yielded sleep", "00:00:00 SLEEPING until 03:00:00"]
+    # The turn and seven scores take 500 tokens each; for one more, which may take 1,408, too little is left.
+    assert [tokens for at, tokens in used(events) if at < "01:00:00"] == [500] * 8
+    assert used(events)[8:] == [("01:00:00", 500), ("01:01:00", 500)]
+    assert held_back(events) == []
+
+
+PATIENT = """
+model: scripted
+script: script.yaml
+autonomy: {enabled: true, idle_timeout: 0, token_budget_per_hour: 6000, max_consecutive_turns: 7}
+"""
+
+
+@pytest.mark.parametrize("crashes", [False, True], ids=["undisturbed", "after a crash"])
+async def test_a_pause_for_tokens_is_counted_alike_with_and_without_a_crash(
+    world: World, tmp_path: Path, *, crashes: bool
+) -> None:
+    fleet = Fleet(world, tmp_path)
+    folder = fleet.agent("hungry", PATIENT, script_yaml=LINE.replace("5m", "0") * 20)
+    fleet.start(folder)
+    await world.advance(30 * MINUTE)
+    if crashes:
+        await world.restart()
+        fleet.start(folder)
+    await world.advance(31 * MINUTE)
+    assert held_back(await fleet.events("hungry-1")) == [
+        ("00:00:04", "token_budget_per_hour", "01:00:00"),
+        ("01:00:02", "max_consecutive_turns", "02:00:02"),
+    ]

@@ -147,9 +147,11 @@ class Up:
         match upkeep(name, switch, last, halts, now, starting=starting):
             case Begin(number):
                 self._say(name, f"{await living.begin(number)} begins.")
+                self._dispatch.look()
             case Reopen(session, by):
                 await self._store.commit(life.reopen(session, f"{session}/reopened/{now}", by))
                 self._say(name, f"{session} goes on.")
+                self._dispatch.look()
             case Attend(session):
                 for lease in await self._store.claim(self._worker, 1, SessionId(session)):
                     self._dispatch.take(lease)

@@ -162,7 +162,7 @@ class Recalled:
         match event:
             case HotStateSeen():
                 self.hot = await read(stored)
-            case GuardrailTriggered(until=int(), guardrail=held) if held != "token_budget_per_hour":
+            case GuardrailTriggered(until=int()) if self.turn.over:
                 self.turn = self.turn.held_back(stored.at)
             case TurnSkipped():
                 self.turn = self.turn.skipped(event.skips, stored.at)

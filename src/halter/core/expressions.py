@@ -33,8 +33,10 @@ class Expression(msgspec.Struct, frozen=True):
 
     def value(self, context: Mapping[str, Any]) -> Any:
         """Work it out; the values must be `plain`. What cannot be worked out is Unanswered."""
+        # Each value is translated anew for each question, so that what is not asked for is left out.
+        asked = {name: context[name] for name in self.program.variables() if name in context}
         try:
-            return self.program.execute(dict(context))
+            return self.program.execute(asked)
         except _UNANSWERED as error:
             return Unanswered(f"`{self.text}` cannot be worked out: {clean(str(error)).partition('. Check')[0]}.")
 

@@ -82,6 +82,10 @@ class Embedded:
         self._awake[lease] = task
         task.add_done_callback(lambda _: self._left(lease))
 
+    def look(self) -> None:
+        """Look at once what is due, whatever hints come."""
+        self._news.set()
+
     def stays(self, session: SessionId) -> None:
         """Know that a session stays here while it sleeps."""
         self._resident.add(session)

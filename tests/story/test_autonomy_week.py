@@ -1,0 +1,107 @@
+"""A week in which nothing happens: what an agent that runs by itself costs, with a gate and without one."""
+
+from pathlib import Path
+
+import msgspec
+
+from halter.core.clock import DAY
+from halter.core.events import RequestStarted, TurnSkipped
+from halter.core.ports import Query
+from halter.state.receipt import receipt
+from halter.testing.world import World
+from tests.story.autonomous import Fleet, moment
+
+WEEK = 7 * DAY
+NAPS = 7 * 24
+"""Every hour for a week."""
+
+PRICES = """
+models:
+  scripted:script: {price: {input: 3, output: 15}}
+  scripted:small: {price: {input: 0.1, output: 0.4}}
+"""
+WATCH = """
+model: scripted
+script: script.yaml
+hot_state: {{fields: {{doors: {{refresh_tool: doors, auto_refresh: true, ttl: 1m}}}}}}
+autonomy: {{enabled: true{gate}}}
+"""
+SHUT = """
+from halter import tool
+
+@tool(level="SAFE", effect="read")
+async def doors() -> dict:
+    "Tell how the doors are."
+    return {"front": "shut", "back": "shut"}
+"""
+COUNTED = """
+import asyncio
+
+from halter import tool
+
+@tool(level="SAFE", effect="read")
+async def doors() -> dict:
+    "Tell how the doors are, and how often somebody has passed by."
+    return {"front": "shut", "passed": int(asyncio.get_running_loop().time() // 60)}
+"""
+NAP = """
+- calls: [{tool: yield, arguments: {mode: sleep, sleep: 1h}}]
+  usage: {input_tokens: 100, output_tokens: 20}
+"""
+NO = """
+- when: The data
+  calls: [{tool: answer, arguments: {open: false, reason: only somebody who passed by}}]
+  usage: {input_tokens: 200, output_tokens: 30}
+"""
+A_TURN = 100 * 3 + 20 * 15
+A_LOOK = 200 // 10 + 30 * 4 // 10
+"""Micro-dollars."""
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What one purpose cost an agent."""
+
+    agent: str
+    purpose: str
+    name: str
+    spends: int
+    usd: int
+    input_tokens: int
+    output_tokens: int
+
+
+async def asked_and_skipped(fleet: Fleet, agent: str) -> tuple[list[str], list[str]]:
+    """The purposes of an agent's requests, and when it skipped a turn."""
+    events = await fleet.events(f"{agent}-1")
+    purposes = [event.purpose for stored in events if isinstance(event := stored.event, RequestStarted)]
+    return purposes, [moment(stored.at) for stored in events if isinstance(stored.event, TurnSkipped)]
+
+
+async def test_a_week_without_news_costs_one_request_with_a_gate_and_one_for_every_nap_without(
+    world: World, tmp_path: Path
+) -> None:
+    fleet = Fleet(world, tmp_path, PRICES, sturdy=True)
+    small = ', gate: {on: change, model: "scripted:small"}'
+    agents = [
+        fleet.agent("gated", WATCH.format(gate=", gate: {on: change}"), SHUT, script_yaml=NAP),
+        fleet.agent("open", WATCH.format(gate=""), SHUT, script_yaml=NAP * (NAPS + 1)),
+        fleet.agent("asked", WATCH.format(gate=small), COUNTED, script_yaml=NO * NAPS + NAP),
+    ]
+    fleet.start(*agents)
+    await world.advance(WEEK)
+    assert await asked_and_skipped(fleet, "gated") == (["turn"], [f"{hour:02}:00:00" for hour in range(1, NAPS + 1)])
+    assert await asked_and_skipped(fleet, "open") == (["turn"] * (NAPS + 1), [])
+    asked, skips = await asked_and_skipped(fleet, "asked")
+    assert (asked, len(skips)) == (["turn", *["gate"] * NAPS], NAPS)
+    assert set(await world.journal.ask(Query("spent_by_purpose", Spent, {"since": 0}))) == {
+        Spent("open", "turn", "scripted:script", NAPS + 1, (NAPS + 1) * A_TURN, (NAPS + 1) * 100, (NAPS + 1) * 20),
+        Spent("asked", "gate", "scripted:small", NAPS, NAPS * A_LOOK, NAPS * 200, NAPS * 30),
+        *(Spent(agent, "turn", "scripted:script", 1, A_TURN, 100, 20) for agent in ("asked", "gated")),
+    }
+    for agent, spent in (
+        ("gated", {"turn": A_TURN}),
+        ("open", {"turn": (NAPS + 1) * A_TURN}),
+        ("asked", {"turn": A_TURN, "gate": NAPS * A_LOOK}),
+    ):
+        left = receipt(await fleet.events(f"{agent}-1"))
+        assert (left.state, left.spent, left.cost_usd) == ("SLEEPING", spent, sum(spent.values()))
