@@ -30,6 +30,9 @@ else: its memory is how much larger the process is than one on an empty store. O
 again with two commits; at most 200 are awake at once. A resident agent is one with sensors, and lives in virtual time
 and in memory.
 """
+BUSY = """Others were at work on the machine, on more than its cores: lateness and rates are worse than they would be on a
+quiet one. CPU times and memory stand.
+"""
 SYNCED = ("pydantic-ai", "agno", "openai-agents", "langgraph")
 """Peers that let each step reach the disk before the next one."""
 AHEAD = """Where others are ahead: agent-framework and agno need less CPU for a step, for a crowd and for a waiting run,
@@ -81,6 +84,7 @@ def _autonomy(result: dict[str, Any]) -> list[str]:
     loads = " and ".join(f"{load:.1f}" for load in notes["load"])
     return [
         AUTONOMY.format(sleepers=notes["sleepers"], measured=notes["measured"], loads=loads),
+        *([BUSY] if max(notes["load"]) > result["machine"]["cores"] else []),
         "| what | here |",
         "|---|---:|",
         *(f"| {row['name']} | {_plain(row['value'])} {row['unit']} |" for row in result["rows"]),
