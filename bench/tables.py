@@ -30,8 +30,8 @@ else: its memory is how much larger the process is than one on an empty store. O
 again with two commits; at most 200 are awake at once. A resident agent is one with sensors, and lives in virtual time
 and in memory.
 """
-BUSY = """Others were at work on the machine, on more than its cores: lateness and rates are worse than they would be on a
-quiet one. CPU times and memory stand.
+BUSY = """Others were at work on the machine, on more than its cores: lateness and rates are worse than they would be
+on a quiet one. CPU times and memory stand.
 """
 SYNCED = ("pydantic-ai", "agno", "openai-agents", "langgraph")
 """Peers that let each step reach the disk before the next one."""
