@@ -88,6 +88,12 @@ class Desk:
         """Call the tool that is CONTROLLED, audited and costs something."""
         await self._call(name, "order")
 
+    async def look(self, name: str) -> None:
+        """Poll the tool that is SAFE and free, as a sensor does."""
+        answer = await self._gatehouse.look(self._lease, self._standing, Call(name, "look_up", ARGUMENTS), TOOLS)
+        if not isinstance(answer, Answer) or answer.outcome != "ok":
+            raise TypeError(answer)
+
     async def _call(self, name: str, called: str) -> None:
         answer = await self._gatehouse.call(self._lease, self._standing, Call(name, called, ARGUMENTS), TOOLS)
         if not isinstance(answer, Answer) or answer.outcome != "ok":

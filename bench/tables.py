@@ -10,7 +10,7 @@ INTRODUCTION = """# Measurements
 Made by `make bench`, which measures all rows of a group in one run, in turn, round after round; the figures are
 medians. They are ratios to look at, not promises: the machine was small and shared.
 """
-TITLES = {"guard": "Guard", "journal": "Journal", "loop": "The loop, beside others"}
+TITLES = {"autonomy": "Autonomy", "guard": "Guard", "journal": "Journal", "loop": "The loop, beside others"}
 LOOP = """Measured on {measured} in {rounds} rounds, each figure in a fresh process, in a new order each round. Every
 framework runs the same agent in a virtual environment of its own: a fake model behind the framework's own interface,
 which answers at once and asks for one call of `add(a: int, b: int)` in each step; an asynchronous tool whose arguments
@@ -23,6 +23,15 @@ that is a setting, and limits on steps are lifted. langgraph is the agent that `
 - A crowd: 1,000 runs of 5 steps at once, whose model takes 50 ms; none can be done before 0.3 s have passed.
 - A waiting run: how much memory the process takes for each of 1,000 runs that wait for their first answer.
 - The import: CPU time of importing what an agent is made of, in a fresh process.
+"""
+AUTONOMY = """Measured on {measured}, with {sleepers:,} autonomous sessions asleep in one SQLite file, and one process
+that runs them; the load of the machine was {loads} before and after. A sleeper without sensors is a row and nothing
+else: its memory is how much larger the process is than one on an empty store. Of a crowd each is woken, and sleeps
+again with two commits; at most 200 are awake at once. A resident agent is one with sensors, and lives in virtual time
+and in memory.
+"""
+BUSY = """Others were at work on the machine, on more than its cores: lateness and rates are worse than they would be
+on a quiet one. CPU times and memory stand.
 """
 SYNCED = ("pydantic-ai", "agno", "openai-agents", "langgraph")
 """Peers that let each step reach the disk before the next one."""
@@ -63,8 +72,32 @@ def section(result: dict[str, Any]) -> str:
         f"Python {machine['python']} on {machine['machine']}, {machine['cores']} cores, {machine['system']}.",
         "",
     ]
-    body = {"journal": _journal, "guard": _guard, "loop": _loop}[result["bench"]]
+    body = {"autonomy": _autonomy, "journal": _journal, "guard": _guard, "loop": _loop}[result["bench"]]
     return "\n".join([*lines, *body(result), ""])
+
+
+def _autonomy(result: dict[str, Any]) -> list[str]:
+    """Tell the figures of sleepers, and hold them against what we aim at."""
+    notes = result["notes"]
+    own = {row["name"]: row["value"] for row in result["rows"]}
+    memory = own["memory of a sleeping agent"]
+    loads = " and ".join(f"{load:.1f}" for load in notes["load"])
+    return [
+        AUTONOMY.format(sleepers=notes["sleepers"], measured=notes["measured"], loads=loads),
+        *([BUSY] if max(notes["load"]) > result["machine"]["cores"] else []),
+        "| what | here |",
+        "|---|---:|",
+        *(f"| {row['name']} | {_plain(row['value'])} {row['unit']} |" for row in result["rows"]),
+        "",
+        "| what | aim | here |",
+        "|---|---:|---:|",
+        f"| a sleeping agent in memory | below 1,024 bytes | {memory:,.0f} bytes |",
+        f"| sleeping agents in one process | 100,000 | {notes['sleepers']:,} |",
+    ]
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
 
 def _journal(result: dict[str, Any]) -> list[str]:

@@ -1,0 +1,253 @@
+"""Agents that run by themselves: what it costs to let very many of them sleep, to wake them, and to let one look.
+
+The sleepers are real sessions of a SQLite file, each begun, claimed and put to sleep by events. A fresh process then
+runs the dispatcher over them, once on an empty store and once on the full one: the difference is theirs.
+"""
+
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from bench.guard import CALLS, CLOCK, IDS, in_memory, open_desk
+from bench.measure import Measured, timed
+from halter.app.agent import trust_of
+from halter.app.opened import App
+from halter.app.up import Up
+from halter.config.trust import folder_digest
+from halter.core.clock import DAY, HOUR, SECOND
+from halter.core.events import SessionParked, SessionStarted
+from halter.core.ids import SessionId, WorkerId
+from halter.core.ports import Lease
+from halter.dispatch.embedded import Embedded
+from halter.dispatch.tending import tended
+from halter.guard.purse import Purse
+from halter.journal.memory import MemoryEngine
+from halter.journal.sqlite import SqliteEngine
+from halter.journal.store import JournalStore
+from halter.settings import read_settings
+from halter.state import life
+from halter.testing.seedloop import SeedLoop
+
+AGENT = "watch"
+SLEEPERS = 100_000
+TOGETHER = 5_000
+"""How many writes are on their way at once while the sleepers are made."""
+DUE = 1_000
+CLAIMS = 500
+IDLE_SECONDS = 20
+PATIENCE = 1_800
+WATCH = """
+name: watch
+model: scripted
+script: script.yaml
+autonomy: {enabled: true, idle_timeout: 0}
+sensors:
+  - {name: ticker, type: poll, interval: 5, source: {tool: price}}
+"""
+SCRIPT = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 1d}}]\n" * 5
+TOOLS = """
+from halter import tool
+
+@tool(level="SAFE", effect="read")
+async def price() -> str:
+    "Tell the price."
+    return "100"
+"""
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Figure:
+    """One figure: what it is, and what it comes to."""
+
+    name: str
+    value: float
+    unit: str
+
+
+def opened(path: str) -> JournalStore:
+    return JournalStore(SqliteEngine(path, now=CLOCK.now, new_id=IDS.new, lease=HOUR))
+
+
+async def made(path: str, sleepers: int) -> float:
+    """Begin so many sessions and put them to sleep for a day; tell how many there were a second."""
+    store, worker, began = opened(path), WorkerId("maker"), time.perf_counter()
+    for first in range(0, sleepers, TOGETHER):
+        numbers = range(first, min(sleepers, first + TOGETHER))
+        events = [
+            SessionStarted(session=f"{AGENT}-{number}", agent=AGENT, kind="autonomous", started_by="bench")
+            for number in numbers
+        ]
+        await asyncio.gather(*(store.commit(life.start(event)) for event in events))
+        leases = await store.claim(worker, TOGETHER)
+        await asyncio.gather(*(sleeps(store, lease, CLOCK.now() + 2 * DAY) for lease in leases))
+    await store.close()
+    return sleepers / (time.perf_counter() - began)
+
+
+async def sleeps(store: JournalStore, lease: Lease, wake_at: int) -> None:
+    parked = SessionParked(state="SLEEPING", wake_at=wake_at)
+    await store.commit(life.park(lease, f"{lease.session}/{lease.generation}/parked", parked))
+
+
+async def wakes(store: JournalStore, lease: Lease, wake_at: int) -> None:
+    await store.commit(life.wake(lease, f"{lease.session}/{lease.generation}/woken", "timer", 0))
+    await sleeps(store, lease, wake_at)
+
+
+class Dispatched:
+    """A dispatcher whose sessions only wake and sleep again, and note how late they were."""
+
+    def __init__(self, store: JournalStore) -> None:
+        self.store = store
+        self.due_at = 0
+        self.late: list[float] = []
+        self.all_woken = asyncio.Event()
+
+    async def attend(self, lease: Lease) -> None:
+        self.late.append((CLOCK.now() - self.due_at) / 1000)
+        await wakes(self.store, lease, CLOCK.now() + 2 * DAY)
+        if len(self.late) == DUE:
+            self.all_woken.set()
+
+
+async def dispatched(path: str, sleepers: int) -> dict[str, float]:
+    """Run a dispatcher over what sleeps in a store: memory, CPU while nothing is due, a crowd that is due at once."""
+    store, worker = opened(path), WorkerId("up")
+    dispatched = Dispatched(store)
+    async with tended(store, CLOCK, worker):
+        running = asyncio.create_task(Embedded(store, CLOCK, worker, dispatched.attend, lambda: (AGENT,)).run())
+        await asyncio.sleep(2)
+        cpu, wall = time.process_time(), time.perf_counter()
+        await asyncio.sleep(IDLE_SECONDS)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        found = {"rss_kb": rss_kb(), "idle_cpu_seconds_per_minute": 60 * cpu / wall}
+        if sleepers:
+            await crowd(store, dispatched)
+            late = sorted(dispatched.late)
+            found |= {"late_p50_ms": late[DUE // 2], "late_p99_ms": late[DUE * 99 // 100]}
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    if sleepers:
+        found["claims_per_second"] = await claims(store)
+    await store.close()
+    return found
+
+
+async def crowd(store: JournalStore, dispatched: Dispatched) -> None:
+    """Let a thousand sleepers be due at the same moment, and wait until each was woken."""
+    leases = await taken(store, DUE)
+    dispatched.due_at = CLOCK.now() + 20 * SECOND
+    await asyncio.gather(*(wakes(store, lease, dispatched.due_at) for lease in leases))
+    if CLOCK.now() > dispatched.due_at:
+        raise RuntimeError("The crowd was not asleep before it was due: the machine is too slow for this.")
+    await dispatched.all_woken.wait()
+
+
+async def taken(store: JournalStore, number: int) -> list[Lease]:
+    """Take the first so many sessions, whether they are due or not."""
+    maker = WorkerId("crowd")
+    return [lease for place in range(number) for lease in await store.claim(maker, 1, SessionId(f"{AGENT}-{place}"))]
+
+
+async def claims(store: JournalStore) -> float:
+    """Claim due sessions one by one, with all the others asleep."""
+    worker, due_at = WorkerId("claimer"), CLOCK.now()
+    await asyncio.gather(*(wakes(store, lease, due_at) for lease in await taken(store, CLAIMS)))
+    began = time.perf_counter()
+    for _ in range(CLAIMS):
+        if len(await store.claim(worker, 1, agents=(AGENT,))) != 1:
+            raise RuntimeError("A session that is due was not claimed.")
+    return CLAIMS / (time.perf_counter() - began)
+
+
+def rss_kb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1024
+
+
+async def looked() -> float:
+    """Take a poll through the guard, in memory, again and again; tell the CPU microseconds of each."""
+    async with open_desk(in_memory()) as desk:
+        for number in range(20):
+            await desk.look(f"warm.{number}")
+        cpu = time.process_time()
+        for number in range(CALLS):
+            await desk.look(f"s.{number}")
+        return (time.process_time() - cpu) / CALLS * 1e6
+
+
+def resident_day(folder: Path, hours: int) -> float:
+    """Let an agent with one poll of 5 s sleep in virtual time; tell the CPU seconds of a whole day."""
+    home = Path(tempfile.mkdtemp(dir=folder))
+    agent = home / AGENT
+    agent.mkdir()
+    for name, text in (("agent.yaml", WATCH), ("script.yaml", SCRIPT), ("tools.py", TOOLS)):
+        (agent / name).write_text(text)
+    settings = read_settings({"HALTER_TRUST": str(home / "trust.json"), "USER": "bench"}, home, "memory:")
+    trust_of(settings).trust(agent, folder_digest(agent), "bench", 0)
+    loop = SeedLoop(None)
+    store = JournalStore(MemoryEngine(now=loop.now, new_id=IDS.new), inline=True)
+    app = App(settings, loop, IDS, store, cast("Any", None), Purse(store, loop), {})
+
+    async def lives() -> int:
+        running = asyncio.create_task(Up(app, lambda _, __: None, chance=random.Random(1)).run([agent]))
+        await loop.sleep(hours * HOUR)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return hours
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return timed(lambda: runner.run(lives())).cpu * 24 / hours
+
+
+def in_a_fresh_process(path: Path, sleepers: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.autonomy", str(path), str(sleepers)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=True)
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def run(rounds: int, say: Say, *, quick: bool = False) -> Measured:
+    """Measure the rows of autonomy."""
+    sleepers = SLEEPERS // 10 if quick else SLEEPERS
+    busy = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd()) as folder:
+        say("an empty store")
+        empty = in_a_fresh_process(Path(folder) / "empty.db", 0)
+        say(f"{sleepers:,} sessions are put to sleep")
+        rate = asyncio.run(made(str(Path(folder) / "full.db"), sleepers))
+        say(f"{sleepers:,} sessions sleep")
+        full = in_a_fresh_process(Path(folder) / "full.db", sleepers)
+        say("a resident agent")
+        day = statistics.median(resident_day(Path(folder), 1 if quick else 24) for _ in range(rounds))
+        say("polls")
+        poll = statistics.median(asyncio.run(looked()) for _ in range(rounds))
+    rows = [
+        Figure("memory of a sleeping agent", 1024 * (full["rss_kb"] - empty["rss_kb"]) / sleepers, "bytes"),
+        Figure("CPU while all sleep", full["idle_cpu_seconds_per_minute"], "s a minute"),
+        Figure("CPU with nobody asleep", empty["idle_cpu_seconds_per_minute"], "s a minute"),
+        Figure(f"lateness, {DUE:,} due at once, p50", full["late_p50_ms"], "ms"),
+        Figure(f"lateness, {DUE:,} due at once, p99", full["late_p99_ms"], "ms"),
+        Figure("claims, one by one", full["claims_per_second"], "a second"),
+        Figure("sessions begun and put to sleep", rate, "a second"),
+        Figure("a resident agent with a poll every 5 s, CPU", day, "s a day"),
+        Figure("a poll through the guard, in memory, CPU", poll, "µs"),
+    ]
+    measured = datetime.now(UTC).date().isoformat()
+    return rows, {"sleepers": sleepers, "measured": measured, "load": [busy, os.getloadavg()[0]]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(dispatched(sys.argv[1], int(sys.argv[2])))))
