@@ -102,7 +102,6 @@ class Running:
     async def take_up(self) -> Sequence[Stored]:
         """Read what happened so far, and bring whatever a crash left in doubt to an outcome; return all events."""
         events = await self.look_back()
-        self.read_before = self._seen
         if self.lease.generation > 1:
             await self._woken(await self._cause())
         for flight in self.state.in_flight.values():
