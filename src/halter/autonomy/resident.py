@@ -63,25 +63,45 @@ class Resident:
         self._waits_for: frozenset[str] = frozenset()
         self._unfit: set[str] = set()
         self._lost: asyncio.Future[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        running.ending = self._still
 
     async def live(self, resting: Came | None = None) -> Came:
         """Run the sensors, and give the session its turns, until it is over. It may be found asleep."""
         self._lost = asyncio.get_running_loop().create_future()
-        sensing = [asyncio.create_task(self._sensing(each).run(), name="halter-sensor") for each in self._watched]
         living = asyncio.create_task(self._living(resting), name="halter-resident")
+        self._sense()
         try:
             await asyncio.wait((living, self._lost), return_when=asyncio.FIRST_COMPLETED)
             if not living.done():
                 self._lost.result()
             return await living
         finally:
-            for task in (living, *sensing):
-                task.cancel()
-            await asyncio.gather(living, *sensing, return_exceptions=True)
+            living.cancel()
+            await asyncio.gather(living, return_exceptions=True)
+            await self._still()
+
+    def _sense(self) -> None:
+        """Let the sensors read, if they do not."""
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._reads(each), name="halter-sensor") for each in self._watched]
+
+    async def _reads(self, watched: Watched) -> None:
+        """Run a sensor. What it has under way must not be taken for something that an earlier owner left in doubt."""
+        await self._running.looked_back.wait()
+        await self._sensing(watched).run()
+
+    async def _still(self) -> None:
+        """Stop the sensors, and let them settle what they have under way: no session ends while it holds something."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _living(self, resting: Came | None) -> Came:
         came = resting or await self._conversation.attend()
         while not came.over:
+            self._sense()
             self._waits_for = frozenset(came.wake_on)
             if came is not resting:
                 await self._missed()

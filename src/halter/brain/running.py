@@ -90,6 +90,11 @@ class Running:
         self._cap: tuple[int | None] | None = None
         self.rested: Callable[[int], None] = lambda _: None
         """Told of each rest how long it was: it counts as nobody's work."""
+        self.ending: Callable[[], Awaitable[None]] = _nothing
+        """Called before the session ends: whatever else works for it has to stop, and settle what it holds."""
+        self.looked_back = asyncio.Event()
+        """Set when it is known what an earlier owner left in doubt: whatever is in flight after that is under way."""
+        self._doubts: tuple[InFlight, ...] = ()
 
     async def look_back(self) -> Sequence[Stored]:
         """Read what happened so far, and leave the session as it is."""
@@ -97,6 +102,9 @@ class Running:
         self.state = replay(events)
         self._attempts, self._seen = dict(self.state.attempts), self.state.inbox_seen
         self.rested_at = self._seen
+        if not self.looked_back.is_set():
+            self._doubts = tuple(self.state.in_flight.values())
+            self.looked_back.set()
         return events
 
     async def take_up(self) -> Sequence[Stored]:
@@ -104,7 +112,7 @@ class Running:
         events = await self.look_back()
         if self.lease.generation > 1:
             await self._woken(await self._cause())
-        for flight in self.state.in_flight.values():
+        for flight in self._doubts:
             await self._clear(flight, await self._arguments(events, flight.id))
         events = await self.events()
         self.spent = replay(events).spent
@@ -321,10 +329,10 @@ class Running:
             self.state = msgspec.structs.replace(self.state, state=state, wake_at=wake_at, inbox_seen=inbox_seen)
         return rests
 
-    async def end(self, state: State, reason: TerminalReason) -> bool:
-        """End the session; one that still holds something in doubt is not ended."""
-        parent = self.state.parent
-        committed = await self._store.commit(life.end(self.lease, state, reason, parent))
+    async def end(self, state: State, reason: TerminalReason, inbox_seen: int | None = None) -> bool:
+        """End the session; not where it still holds something in doubt, or something came that was to be seen."""
+        await self.ending()
+        committed = await self._store.commit(life.end(self.lease, state, reason, self.state.parent, inbox_seen))
         return bool(committed.events)
 
     async def ended_by(self, answer: Answer) -> tuple[State, TerminalReason] | None:
@@ -459,6 +467,10 @@ class Running:
             if isinstance(stored.event, CallStarted) and stored.event.call == call:
                 return await said(self._store, stored)
         return b""
+
+
+async def _nothing() -> None:
+    """Nothing else works for the session."""
 
 
 REFUSALS: Final = frozenset(
