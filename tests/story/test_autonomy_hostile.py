@@ -1,18 +1,28 @@
 """Ways in which an agent that runs by itself could be brought to break its promises, and cannot."""
 
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from halter.app.opened import open_app
 from halter.app.talking import begin, say
-from halter.app.up import turn_off, turn_on
+from halter.app.up import Up, turn_off, turn_on
 from halter.brain.together import heard
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import RequestSettled
-from halter.core.ids import session_stream
+from halter.core.ids import SessionId, WorkerId, session_stream
+from halter.core.ports import Committed, Store, Stored, Write
+from halter.dispatch.embedded import quarantine
 from halter.guard.halts import halt
+from halter.journal.relay import Relay
+from halter.settings import read_settings
 from halter.testing.world import World
-from tests.story.autonomous import Fleet, rhythm
+from tests.story.autonomous import Fleet, moment, rhythm
+from tests.story.test_dispatch import taken_away
 
 COUNTS = """
 from halter import tool
@@ -162,3 +172,130 @@ async def test_a_word_at_the_very_moment_of_the_end_is_not_lost(world: World, tm
     await world.advance(MINUTE)
     assert "Wait." in str(fleet.prompts("desk")[1].messages)
     assert (await fleet.row("desk-1")).state == "COMPLETED"
+
+
+async def test_what_is_written_right_after_somebody_began_to_listen_is_heard(world: World) -> None:
+    async with heard(world.journal) as news:
+        await world.start("one")
+        await world.advance(0)
+        assert news.is_set()
+
+
+class Interrupted(Relay):
+    """A store in which something happens right before one commit."""
+
+    def __init__(self, store: Store, happens: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(store)
+        self._happens = happens
+
+    async def commit(self, write: Write) -> Committed:
+        await self._happens()
+        return await super().commit(write)
+
+
+async def test_a_word_while_a_broken_session_is_put_aside_lets_it_go_on(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    fleet.start(fleet.agent("desk", SENSES, COUNTS, script_yaml=naps()))
+    await world.advance(MINUTE)
+    await world.restart()
+    await world.advance(MINUTE)
+    (lease,) = await world.journal.claim(WorkerId("another"), 1, SessionId("desk-1"))
+    racing = Interrupted(world.journal, lambda: world.say("desk-1", "Still there?"))
+    assert not await quarantine(racing, lease, 5, "ValueError: no", world.now)
+    assert "attending_failed" not in await fleet.kinds("desk-1")
+    assert await quarantine(world.journal, lease, 5, "ValueError: no", world.now)
+    assert ((await fleet.row("desk-1")).state, (await fleet.row("desk-1")).owner) == ("PAUSED", "")
+
+
+async def test_a_process_that_lost_its_session_puts_no_alert_into_its_inbox(world: World, tmp_path: Path) -> None:
+    """As one does that was stopped for longer than its lease, and continued."""
+    fleet = Fleet(world, tmp_path)
+    alerts = "signals: [{name: up, expression: value > 0, notify: true, cooldown: 1s}]"
+    more = SENSES.replace("source: {tool: price}", f"source: {{tool: price}}, {alerts}")
+    fleet.start(fleet.agent("desk", more, COUNTS, script_yaml=naps()))
+    await world.advance(54 * SECOND)
+    posted = await fleet.inbox("desk-1")
+    assert len(posted) == 11
+    await taken_away(world, "desk-1")
+    await world.advance(MINUTE)
+    assert await fleet.inbox("desk-1") == posted
+    assert fleet.up is not None
+    assert not fleet.up.agents["desk"].snapshots
+
+
+async def test_a_signal_that_passes_a_cap_ends_the_session(world: World, tmp_path: Path) -> None:
+    prices = "models: {scripted:script: {price: free}, scripted:small: {price: {input: 10, output: 10}}}\n"
+    fleet = Fleet(world, tmp_path, prices)
+    dear = SMALL.replace("takes: 15s", "usage: {input_tokens: 90, output_tokens: 50000}")
+    more = SCORES.replace("idle_timeout: 0", "idle_timeout: 0, token_budget_per_hour: 0")
+    script = dear + SMALL * 9 + naps(60) * 9
+    folder = fleet.agent("desk", more + "limits: {max_cost_usd: 0.05}\n", COUNTS, script_yaml=script)
+    fleet.start(folder)
+    await world.advance(5 * SECOND)
+    assert "overrun_incurred" in await fleet.kinds("desk-1")
+    await world.restart()
+    fleet.start(folder)
+    await world.advance(MINUTE)
+    row = await fleet.row("desk-1")
+    assert (row.state, row.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
+    assert moment(row.ended_at or 0) == "00:01:00"
+
+
+SECRET = "zq8vJ3kX0pLm4Rt7WyBn2Hs6"
+
+LISTENS = """
+model: scripted
+script: script.yaml
+secrets: [API_KEY]
+autonomy: {{enabled: true}}
+sensors:
+  - name: feed
+    type: stream
+    source: {{url: "http://127.0.0.1:{port}/", headers: {{Authorization: "Bearer ${{secret:API_KEY}}"}}}}
+"""
+
+
+async def test_a_sensor_whose_secret_is_not_set_fails_alone(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    ticker = "  - {name: ticker, type: poll, interval: 5, jitter: 0, source: {tool: price}}\n"
+    fleet.start(fleet.agent("desk", LISTENS.format(port=9) + ticker, COUNTS, script_yaml=naps(10) * 9))
+    await world.advance(MINUTE)
+    assert "attending_failed" not in await fleet.kinds("desk-1")
+    last = str(fleet.prompts("desk")[-1].messages[-1])
+    assert "The secret API_KEY of the sensor feed is not set" in last
+    assert "ticker: 1" in last
+
+
+async def test_what_a_source_says_of_its_failure_gives_no_secret_away(tmp_path: Path) -> None:
+    """A server sends back what it was sent, where a person is told what it said."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            asked = await reader.readuntil(b"\r\n\r\n")
+            (sent,) = re.findall(rb"Bearer (\w+)", asked)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/" + sent + b"\r\nconnection: close\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    folder = tmp_path / "desk"
+    folder.mkdir()
+    (folder / "agent.yaml").write_text("name: desk\n" + LISTENS.format(port=server.sockets[0].getsockname()[1]))
+    (folder / "script.yaml").write_text(naps() * 9)
+    environ = {"HALTER_TRUST": str(tmp_path / "trust.json"), "USER": "ada", "HALTER_SECRET_API_KEY": SECRET}
+    pulses: list[str] = []
+    async with open_app(read_settings(environ, tmp_path, "memory:"), environ=environ) as app:
+        up = asyncio.create_task(
+            Up(app, lambda _, __: None, lambda _, __, values: pulses.append(str(values))).run([folder])
+        )
+        events: list[Stored] = []
+        async with asyncio.timeout(60), heard(app.store) as news:
+            while not any(stored.kind == "sensor_changed" for stored in events):
+                await news.wait()
+                news.clear()
+                events = list(await app.store.read(session_stream("desk-1"), 0, 1000))
+        up.cancel()
+        await asyncio.gather(up, return_exceptions=True)
+    server.close()
+    assert "[redacted:" in str(pulses)
+    assert SECRET not in f"{pulses} {events}"

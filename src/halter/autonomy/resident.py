@@ -6,7 +6,7 @@ before anybody acts on it, so an alert outlives the process that saw it.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
@@ -20,8 +20,12 @@ from halter.brain.running import Running
 from halter.core.errors import LeaseLost
 from halter.core.events import SensorChanged, WakePosted
 from halter.core.pacing import Sensor, Update
-from halter.core.sensing import HealthReport, Reading
+from halter.core.sensing import HealthReport, Reading, SensorFailed
+from halter.core.text import shorten
 from halter.work.conversation import Came, Conversation
+
+LONGEST_SENTENCE: Final = 500
+"""So much is kept of what a sensor has to say about its failure."""
 
 Pulse = Callable[[str, Mapping[str, Any]], None]
 """Somebody who wants to know what happens at this moment, and is told a name and some values."""
@@ -62,7 +66,7 @@ class Resident:
         self._pulse = pulse
         self._waits_for: frozenset[str] = frozenset()
         self._unfit: set[str] = set()
-        self._lost: asyncio.Future[None] | None = None
+        self._lost: asyncio.Future[LeaseLost] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         running.ending = self._still
 
@@ -74,7 +78,7 @@ class Resident:
         try:
             await asyncio.wait((living, self._lost), return_when=asyncio.FIRST_COMPLETED)
             if not living.done():
-                self._lost.result()
+                raise self._lost.result()
             return await living
         finally:
             living.cancel()
@@ -89,7 +93,13 @@ class Resident:
     async def _reads(self, watched: Watched) -> None:
         """Run a sensor. What it has under way must not be taken for something that an earlier owner left in doubt."""
         await self._running.looked_back.wait()
-        await self._sensing(watched).run()
+        try:
+            sensing = self._sensing(watched)
+        except SensorFailed as failed:
+            report = HealthReport(sensor=watched.sensor.name, health="failing", failures=1, sentence=str(failed))
+            await self._unless_lost(self._changed(report))
+        else:
+            await sensing.run()
 
     async def _still(self) -> None:
         """Stop the sensors, and let them settle what they have under way: no session ends while it holds something."""
@@ -125,7 +135,7 @@ class Resident:
             await act
         except LeaseLost as lost:
             if self._lost is not None and not self._lost.done():
-                self._lost.set_exception(lost)
+                self._lost.set_result(lost)
 
     async def _take(self, watched: Watched, reading: Reading) -> None:
         """Take a reading in: score it, keep what of it is wanted, and tell what fired."""
@@ -196,6 +206,8 @@ class Resident:
 
     async def _changed(self, report: HealthReport) -> None:
         """Write down that a sensor fails, or no longer does."""
+        sentence = shorten(self._running.redacted(report.sentence), LONGEST_SENTENCE)
+        report = msgspec.structs.replace(report, sentence=sentence)
         self._aware.hear(report)
         if report.health == "failing":
             self._pulse("autonomy:sensor_error", {"sensor": report.sensor, "sentence": report.sentence})
@@ -203,7 +215,7 @@ class Resident:
             sensor=report.sensor,
             health=report.health,
             failures=report.failures,
-            sentence=self._running.redacted(report.sentence),
+            sentence=report.sentence,
         )
         await self._running.write(f"{self._running.lease.session}/{report.sensor}/health/{report.since}", event)
 

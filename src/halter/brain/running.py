@@ -18,7 +18,9 @@ from halter.core.events import (
     CostCapReached,
     DecisionMade,
     GuardrailTriggered,
+    OverrunIncurred,
     SessionParked,
+    SessionResumed,
     WakePosted,
 )
 from halter.core.ids import inbox_stream, session_stream
@@ -87,6 +89,8 @@ class Running:
         self._rests = 0
         self.state = Session()
         self.spent = Charge()
+        self.overrun = False
+        """Whether something beside the turns cost more than was held for it, and passed a cap."""
         self._cap: tuple[int | None] | None = None
         self.rested: Callable[[int], None] = lambda _: None
         """Told of each rest how long it was: it counts as nobody's work."""
@@ -116,6 +120,7 @@ class Running:
             await self._clear(flight, await self._arguments(events, flight.id))
         events = await self.events()
         self.spent = replay(events).spent
+        self.overrun = overran(events)
         if self.lease.generation > 1:
             await self._look_at_cap()
         return events
@@ -237,6 +242,8 @@ class Running:
                     attempt += 1
                 case Answered() | FailedRequest():
                     self._spend(answer.cost_usd, answer.tokens)
+                    passed = isinstance(answer, Answered) and answer.overrun
+                    self.overrun = self.overrun or (request.optional and passed)
                     return answer
                 case RefusedRequest():
                     return answer
@@ -273,7 +280,7 @@ class Running:
     async def post(self, key: str, event: WakePosted, text: str) -> bool:
         """Put something into the session's own inbox; tell whether it wakes it."""
         body, blob = await kept(self._store, to_body(self.redacted(text)))
-        committed = await self._store.commit(life.post(self.lease.session, key, event, body, blob))
+        committed = await self._store.commit(life.post(self.lease.session, key, event, body, blob, self.lease))
         return any(isinstance(stored.event, WakePosted) and stored.event.wakes for stored in committed.events)
 
     async def keep(self, snapshot: bytes) -> None:
@@ -288,7 +295,9 @@ class Running:
     async def look(self, call: Call) -> Answer | NeedsPerson | StillHeld:
         """Look at something again and again; what is no more than a look leaves no trace."""
         answer = await self._gatehouse.look(self.lease, self.standing, call, self._tools)
-        self._spend(answer.cost_usd if isinstance(answer, Answer) else 0)
+        if isinstance(answer, Answer):
+            self._spend(answer.cost_usd)
+            self.overrun = self.overrun or answer.overrun
         return answer
 
     def acts(self, tool: str) -> bool:
@@ -467,6 +476,12 @@ class Running:
             if isinstance(stored.event, CallStarted) and stored.event.call == call:
                 return await said(self._store, stored)
         return b""
+
+
+def overran(events: Sequence[Stored]) -> bool:
+    """Tell whether a cap was passed since a person last let the session go on."""
+    said = (each.event for each in reversed(events) if isinstance(each.event, OverrunIncurred | SessionResumed))
+    return isinstance(next(said, None), OverrunIncurred)
 
 
 async def _nothing() -> None:

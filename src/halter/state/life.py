@@ -61,10 +61,18 @@ def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None)
     )
 
 
-def post(session: str, key: str, event: WakePosted, body: bytes | None = None, blob: Digest | None = None) -> Write:
+def post(
+    session: str,
+    key: str,
+    event: WakePosted,
+    body: bytes | None = None,
+    blob: Digest | None = None,
+    lease: Lease | None = None,
+) -> Write:
     """Put something into a session's inbox; for one that does not exist or is over, nothing is written.
 
-    A signal wakes the session only if it said that it would.
+    A signal wakes the session only if it said that it would. What its owner posts is refused with an owner's `lease`
+    that is lost.
     """
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -74,7 +82,7 @@ def post(session: str, key: str, event: WakePosted, body: bytes | None = None, b
         wakes = event.cause in ALWAYS_WAKE or event.name in row.wake_on.split()
         return [Draft(msgspec.structs.replace(event, wakes=wakes), body, blob)]
 
-    return Write(inbox_stream(session), key, decide)
+    return Write(inbox_stream(session), key, decide, lease=lease)
 
 
 def said_by(sender: str, origin: Origin = "person") -> WakePosted:
