@@ -4,22 +4,26 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from halter.app.opened import open_app
+from halter.app.opened import App, open_app
 from halter.app.talking import begin, say
 from halter.app.up import Up, turn_off, turn_on
 from halter.brain.together import heard
 from halter.core.clock import MINUTE, SECOND
-from halter.core.events import RequestSettled
+from halter.core.errors import StoreUnavailable
+from halter.core.events import RequestSettled, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Committed, Store, Stored, Write
 from halter.dispatch.embedded import quarantine
 from halter.guard.halts import halt
 from halter.journal.relay import Relay
 from halter.settings import read_settings
+from halter.state.life import start
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment, rhythm
 from tests.story.test_dispatch import taken_away
@@ -78,6 +82,7 @@ async def test_a_shutdown_is_one_although_a_sensors_request_is_under_way(world: 
     await world.advance(MINUTE)
     row = await fleet.row("desk-1")
     assert (row.state, row.terminal_reason, row.owner) == ("COMPLETED", "completed", "")
+    assert "attending_failed" not in await fleet.kinds("desk-1")
 
 
 @pytest.mark.parametrize("scope", ["session:desk-1", "agent:desk", "fleet"])
@@ -92,6 +97,7 @@ async def test_a_halt_ends_a_sleeper_while_its_sensors_request_is_under_way(
     row = await fleet.row("desk-1")
     assert (row.state, row.terminal_reason, row.owner) == ("HALTED", "external_halt", "")
     assert await outcomes(fleet) == ["ok", "cancelled"]
+    assert "attending_failed" not in await fleet.kinds("desk-1")
 
 
 async def test_on_right_after_off_begins_the_next_session(world: World, tmp_path: Path) -> None:
@@ -176,7 +182,7 @@ async def test_a_word_at_the_very_moment_of_the_end_is_not_lost(world: World, tm
 
 async def test_what_is_written_right_after_somebody_began_to_listen_is_heard(world: World) -> None:
     async with heard(world.journal) as news:
-        await world.start("one")
+        await world.journal.commit(start(SessionStarted(session="one", agent="desk", kind="task", started_by="ada")))
         await world.advance(0)
         assert news.is_set()
 
@@ -212,10 +218,11 @@ async def test_a_process_that_lost_its_session_puts_no_alert_into_its_inbox(worl
     fleet = Fleet(world, tmp_path)
     alerts = "signals: [{name: up, expression: value > 0, notify: true, cooldown: 1s}]"
     more = SENSES.replace("source: {tool: price}", f"source: {{tool: price}}, {alerts}")
+    more = more.replace("interval: 5", "interval: 4")
     fleet.start(fleet.agent("desk", more, COUNTS, script_yaml=naps()))
-    await world.advance(54 * SECOND)
+    await world.advance(55 * SECOND + SECOND // 2)
     posted = await fleet.inbox("desk-1")
-    assert len(posted) == 11
+    assert len(posted) == 14
     await taken_away(world, "desk-1")
     await world.advance(MINUTE)
     assert await fleet.inbox("desk-1") == posted
@@ -241,7 +248,7 @@ async def test_a_signal_that_passes_a_cap_ends_the_session(world: World, tmp_pat
     assert moment(row.ended_at or 0) == "00:01:00"
 
 
-SECRET = "zq8vJ3kX0pLm4Rt7WyBn2Hs6"
+SECRET = "zq8vj3kx0plm4rt7wybn2hs6"
 
 LISTENS = """
 model: scripted
@@ -299,3 +306,48 @@ async def test_what_a_source_says_of_its_failure_gives_no_secret_away(tmp_path: 
     server.close()
     assert "[redacted:" in str(pulses)
     assert SECRET not in f"{pulses} {events}"
+
+
+class Away(Relay):
+    """A store that is away for a while."""
+
+    away = False
+    asked = 0
+
+    async def way(self) -> None:
+        self.asked += 1
+        if self.away:
+            raise StoreUnavailable("The store is away.")
+
+
+class Outage(Fleet):
+    """A process whose store can be away."""
+
+    def __init__(self, world: World, home: Path) -> None:
+        super().__init__(world, home)
+        self.store = Away(world.store)
+
+    @property
+    def app(self) -> App:
+        return replace(super().app, store=cast("Any", self.store))
+
+
+@pytest.mark.parametrize("at", [2, 20, 59, 60, 61])
+async def test_a_store_that_is_away_for_minutes_is_waited_for_patiently(world: World, tmp_path: Path, at: int) -> None:
+    fleet = Outage(world, tmp_path)
+    alerts = "signals: [{name: up, expression: value > 0, notify: true, cooldown: 1s}]"
+    more = SENSES.replace("source: {tool: price}", f"source: {{tool: price}}, {alerts}")
+    fleet.start(fleet.agent("desk", more, COUNTS, script_yaml=naps(60) * 99))
+    await world.advance(at * SECOND)
+    fleet.store.away, before = True, fleet.store.asked
+    posted = len(await fleet.inbox("desk-1"))
+    await world.advance(5 * MINUTE)
+    assert fleet.store.asked - before < 600
+    assert len(await fleet.inbox("desk-1")) <= posted + 1
+    fleet.store.away = False
+    await world.advance(5 * MINUTE)
+    assert "attending_failed" not in await fleet.kinds("desk-1")
+    assert (await fleet.row("desk-1")).state == "SLEEPING"
+    assert len(await fleet.inbox("desk-1")) >= posted + 20
+    lines = rhythm(await fleet.events("desk-1"))
+    assert sum("turn" in line for line in lines) >= 5
