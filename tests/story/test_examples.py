@@ -151,7 +151,7 @@ async def test_the_market_desk_sees_something_within_a_minute_and_asks_before_it
         await world.store.commit(decide(asked, verdict, "ada", verdict))
         await world.advance(MINUTE)
         assert await orders(fleet) == outcomes
-    assert fleet.told == [("market-desk", "market-desk-1 begins.")]
+    assert fleet.told[-1] == ("market-desk", "market-desk-1 begins.")
     skipped = [line for line in rhythm(await fleet.events("market-desk-1")) if "skipped by expression" in line]
     assert skipped
 

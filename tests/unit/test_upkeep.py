@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from halter.autonomy.upkeep import RESTS, Attend, Begin, Nothing, Reopen, Upkeep, upkeep
+from halter.autonomy.upkeep import RESTS, Attend, Begin, Nothing, Reopen, Stop, Upkeep, upkeep
 from halter.core.clock import MINUTE
 from halter.core.rows import AgentRow, HaltRow, SessionRow
 from halter.core.vocabulary import ENDS, State
@@ -62,7 +62,7 @@ def over(state: State, reason: str) -> Nothing:
         (AGAIN, session("ERROR", "named-by-hand"), Begin(2)),
         (ON, session("RUNNING"), Nothing()),
         (ON, session("SLEEPING"), Nothing()),
-        (OFF, session("SLEEPING"), Nothing()),
+        (OFF, session("SLEEPING"), Stop("watch-3", "ada")),
         (ON, session("ERROR", terminal_reason="model_error"), over("ERROR", "model_error")),
         (ON, session("BUDGET_EXCEEDED", terminal_reason="overrun"), over("BUDGET_EXCEEDED", "overrun")),
         (ON, session("HALTED", terminal_reason="external_halt"), over("HALTED", "external_halt")),
@@ -72,6 +72,14 @@ def test_the_switch_and_the_newest_session_decide(
     switch: AgentRow | None, last: SessionRow | None, answer: Upkeep, *, starting: bool
 ) -> None:
     assert decided(switch, last, starting=starting) == answer
+
+
+@pytest.mark.parametrize("state", ["HALTED", "CANCELLED"])
+@pytest.mark.parametrize("at", [BEFORE, BEFORE + 1])
+def test_switching_on_after_a_session_was_stopped_counts_before_it_has_ended(state: State, at: int) -> None:
+    stopped = [halt("session:watch-3", at=BEFORE)]
+    assert decided(AgentRow("watch", 1, at, "ada", ""), session(state), stopped) == Begin(4)
+    assert decided(AgentRow("watch", 1, BEFORE - 1, "ada", ""), session(state), stopped) == over(state, "")
 
 
 def test_an_agent_that_shut_itself_down_begins_anew_only_when_a_process_starts() -> None:

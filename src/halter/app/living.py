@@ -100,8 +100,7 @@ class Living:
         if deaths < POISON:
             return False
         error = f"{deaths} processes that worked on it died in a row."
-        await quarantine(self.speaking.store, lease, deaths, error, now)
-        return True
+        return await quarantine(self.speaking.store, lease, deaths, error, now)
 
 
 def died(events: Sequence[Stored], now: int) -> int:

@@ -17,7 +17,7 @@ from halter.app.most import at_most
 from halter.app.opened import App
 from halter.app.speaking import Speaking
 from halter.app.thinking import models_of
-from halter.autonomy.upkeep import Attend, Begin, Nothing, Reopen, upkeep
+from halter.autonomy.upkeep import Attend, Begin, Nothing, Reopen, Stop, upkeep
 from halter.brain.together import heard, together, until
 from halter.config.pacing import unwritten
 from halter.core.clock import SECOND
@@ -27,6 +27,7 @@ from halter.core.ports import EVERY_STREAM, Change, Lease, Query
 from halter.core.rows import AgentRow, HaltRow, SessionRow
 from halter.dispatch.embedded import Embedded
 from halter.dispatch.tending import tended
+from halter.guard.halts import halt
 from halter.guard.switches import switch_off, switch_on
 from halter.journal.patient import PatientStore
 from halter.state import life
@@ -131,14 +132,17 @@ class Up:
         async with heard(self._store, _of_people) as self._news:
             while True:
                 for living in list(self.agents.values()):
-                    await self._look_after(living, starting=starting)
+                    if await self._look_after(living, starting=starting):
+                        # Somebody may have switched it off at that very moment.
+                        await self._look_after(living)
                 starting = False
                 await until(self._news, LOOK)
 
     async def _switches(self) -> Mapping[str, AgentRow]:
         return {row.agent: row for row in await self._store.ask(Query("all_agents", AgentRow))}
 
-    async def _look_after(self, living: Living, *, starting: bool) -> None:
+    async def _look_after(self, living: Living, *, starting: bool = False) -> bool:
+        """Do what has to be done for an agent; tell whether a session was let run."""
         name, now = living.name, self._app.clock.now()
         params = {"agent": name, "kind": "autonomous", "limit": 1}
         last = next(iter(await self._store.ask(Query("sessions_of", SessionRow, params))), None)
@@ -148,17 +152,22 @@ class Up:
             case Begin(number):
                 self._say(name, f"{await living.begin(number)} begins.")
                 self._dispatch.look()
+                return True
             case Reopen(session, by):
                 await self._store.commit(life.reopen(session, f"{session}/reopened/{now}", by))
                 self._say(name, f"{session} goes on.")
                 self._dispatch.look()
+                return True
             case Attend(session):
                 for lease in await self._store.claim(self._worker, 1, SessionId(session)):
                     self._dispatch.take(lease)
+            case Stop(session, by):
+                await self._store.commit(halt(f"session:{session}", by, f"{session}/off/{now}", f"{name} is off"))
             case Nothing("") if starting and last is not None:
                 self._say(name, f"{last.session} goes on where it stands ({last.state}).")
             case Nothing(sentence):
                 self._say(name, sentence)
+        return False
 
     def _say(self, name: str, sentence: str) -> None:
         if self._said.get(name) != sentence:

@@ -101,10 +101,12 @@ class Paced:
         return await self._kept(Park("SLEEPING", sleep))
 
     async def _stopped(self, news: News) -> Park | End | None:
-        """A halt ends the session. Outside of its hours only a person's word gives it a turn."""
+        """A halt and a cap that was passed end the session. Outside of its hours only a person gives it a turn."""
         halt = await self._running.halted()
         if halt is not None:
             return End("CANCELLED", "cancelled") if halt.cancels else End("HALTED", "external_halt")
+        if self._running.overrun:
+            return End("BUDGET_EXCEEDED", "overrun")
         now = self._clock.now()
         until = None if self._terms.hours is None else asleep_until(self._terms.hours, now)
         if until is None or news.personal:

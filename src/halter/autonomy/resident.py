@@ -6,7 +6,7 @@ before anybody acts on it, so an alert outlives the process that saw it.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
@@ -20,8 +20,12 @@ from halter.brain.running import Running
 from halter.core.errors import LeaseLost
 from halter.core.events import SensorChanged, WakePosted
 from halter.core.pacing import Sensor, Update
-from halter.core.sensing import HealthReport, Reading
+from halter.core.sensing import HealthReport, Reading, SensorFailed
+from halter.core.text import shorten
 from halter.work.conversation import Came, Conversation
+
+LONGEST_SENTENCE: Final = 500
+"""So much is kept of what a sensor has to say about its failure."""
 
 Pulse = Callable[[str, Mapping[str, Any]], None]
 """Somebody who wants to know what happens at this moment, and is told a name and some values."""
@@ -62,26 +66,52 @@ class Resident:
         self._pulse = pulse
         self._waits_for: frozenset[str] = frozenset()
         self._unfit: set[str] = set()
-        self._lost: asyncio.Future[None] | None = None
+        self._lost: asyncio.Future[LeaseLost] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        running.ending = self._still
 
     async def live(self, resting: Came | None = None) -> Came:
         """Run the sensors, and give the session its turns, until it is over. It may be found asleep."""
         self._lost = asyncio.get_running_loop().create_future()
-        sensing = [asyncio.create_task(self._sensing(each).run(), name="halter-sensor") for each in self._watched]
         living = asyncio.create_task(self._living(resting), name="halter-resident")
+        self._sense()
         try:
             await asyncio.wait((living, self._lost), return_when=asyncio.FIRST_COMPLETED)
             if not living.done():
-                self._lost.result()
+                raise self._lost.result()
             return await living
         finally:
-            for task in (living, *sensing):
-                task.cancel()
-            await asyncio.gather(living, *sensing, return_exceptions=True)
+            living.cancel()
+            await asyncio.gather(living, return_exceptions=True)
+            await self._still()
+
+    def _sense(self) -> None:
+        """Let the sensors read, if they do not."""
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._reads(each), name="halter-sensor") for each in self._watched]
+
+    async def _reads(self, watched: Watched) -> None:
+        """Run a sensor. What it has under way must not be taken for something that an earlier owner left in doubt."""
+        await self._running.looked_back.wait()
+        try:
+            sensing = self._sensing(watched)
+        except SensorFailed as failed:
+            report = HealthReport(sensor=watched.sensor.name, health="failing", failures=1, sentence=str(failed))
+            await self._unless_lost(self._changed(report))
+        else:
+            await sensing.run()
+
+    async def _still(self) -> None:
+        """Stop the sensors, and let them settle what they have under way: no session ends while it holds something."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _living(self, resting: Came | None) -> Came:
         came = resting or await self._conversation.attend()
         while not came.over:
+            self._sense()
             self._waits_for = frozenset(came.wake_on)
             if came is not resting:
                 await self._missed()
@@ -105,7 +135,7 @@ class Resident:
             await act
         except LeaseLost as lost:
             if self._lost is not None and not self._lost.done():
-                self._lost.set_exception(lost)
+                self._lost.set_result(lost)
 
     async def _take(self, watched: Watched, reading: Reading) -> None:
         """Take a reading in: score it, keep what of it is wanted, and tell what fired."""
@@ -177,12 +207,14 @@ class Resident:
 
     async def _changed(self, report: HealthReport) -> None:
         """Write down that a sensor fails, or no longer does."""
+        sentence = shorten(self._running.redacted(report.sentence), LONGEST_SENTENCE)
+        report = msgspec.structs.replace(report, sentence=sentence)
         self._aware.hear(report)
         event = SensorChanged(
             sensor=report.sensor,
             health=report.health,
             failures=report.failures,
-            sentence=self._running.redacted(report.sentence),
+            sentence=report.sentence,
         )
         await self._running.write(f"{self._running.lease.session}/{report.sensor}/health/{report.since}", event)
 

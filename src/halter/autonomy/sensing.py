@@ -24,7 +24,8 @@ QUIET: Final = 10 * SECOND
 MOST_READINGS: Final = 100
 MOST_BYTES: Final = 4 * LARGEST_READING
 """What may wait to be looked at."""
-_LONGEST_SENTENCE: Final = 500
+_LONGEST_SENTENCE: Final = 10_000
+"""Whoever is told of it shortens it further, once no secret can be cut in two any more."""
 
 P = ParamSpec("P")
 Take = Callable[[Reading], Awaitable[None]]

@@ -35,6 +35,13 @@ class Attend(msgspec.Struct, frozen=True):
     session: str
 
 
+class Stop(msgspec.Struct, frozen=True):
+    """Stop a session that came to run while its agent was being switched off, as that person wished."""
+
+    session: str
+    by: str
+
+
 class Nothing(msgspec.Struct, frozen=True):
     """Let it be. The sentence says why the agent does not run, if it does not; `until` when that may change."""
 
@@ -42,7 +49,7 @@ class Nothing(msgspec.Struct, frozen=True):
     until: int | None = None
 
 
-Upkeep = Begin | Reopen | Attend | Nothing
+Upkeep = Begin | Reopen | Attend | Stop | Nothing
 
 
 def upkeep(
@@ -56,7 +63,7 @@ def upkeep(
 ) -> Upkeep:
     """Decide by the agent's switch, its newest session and the halts. `starting` is the first look of a process."""
     if last is not None and last.ended_at is None:
-        return _of_an_open(last, halts)
+        return _of_an_open(last, switch, halts)
     if switch is None or not switch.switched_on:
         return Nothing(f"{agent} is switched off: halter on {agent}")
     halted = next(_halted(agent, "", halts), None)
@@ -66,13 +73,22 @@ def upkeep(
         return Begin(1)
     if last.state == "COMPLETED" and starting:
         return Begin(_number(agent, last) + 1)
-    if switch.at > (last.ended_at or 0):
+    if switch.at >= _stopped_at(last, halts):
         return Begin(_number(agent, last) + 1)
     return _of_one_that_is_over(agent, last, halts, now)
 
 
-def _of_an_open(last: SessionRow, halts: Mapping[str, HaltRow]) -> Upkeep:
+def _stopped_at(last: SessionRow, halts: Mapping[str, HaltRow]) -> int:
+    """Tell when it was decided that a session is over: by a halt of its own, it took a moment longer until it was."""
+    halted = halts.get(f"session:{last.session}")
+    ended = (last.ended_at or 0) + 1
+    return min(ended, halted.at) if halted is not None and halted.halted else ended
+
+
+def _of_an_open(last: SessionRow, switch: AgentRow | None, halts: Mapping[str, HaltRow]) -> Upkeep:
     halted = next(_halted(last.agent, last.session, halts), None)
+    if halted is None and switch is not None and not switch.switched_on:
+        return Stop(last.session, switch.by)
     if halted is not None and last.owner == FREE and last.state in RESTS:
         return Attend(last.session)
     return Nothing()

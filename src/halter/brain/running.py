@@ -18,7 +18,9 @@ from halter.core.events import (
     CostCapReached,
     DecisionMade,
     GuardrailTriggered,
+    OverrunIncurred,
     SessionParked,
+    SessionResumed,
     WakePosted,
 )
 from halter.core.ids import inbox_stream, session_stream
@@ -87,9 +89,16 @@ class Running:
         self._rests = 0
         self.state = Session()
         self.spent = Charge()
+        self.overrun = False
+        """Whether something beside the turns cost more than was held for it, and passed a cap."""
         self._cap: tuple[int | None] | None = None
         self.rested: Callable[[int], None] = lambda _: None
         """Told of each rest how long it was: it counts as nobody's work."""
+        self.ending: Callable[[], Awaitable[None]] = _nothing
+        """Called before the session ends: whatever else works for it has to stop, and settle what it holds."""
+        self.looked_back = asyncio.Event()
+        """Set when it is known what an earlier owner left in doubt: whatever is in flight after that is under way."""
+        self._doubts: tuple[InFlight, ...] = ()
 
     async def look_back(self) -> Sequence[Stored]:
         """Read what happened so far, and leave the session as it is."""
@@ -97,6 +106,9 @@ class Running:
         self.state = replay(events)
         self._attempts, self._seen = dict(self.state.attempts), self.state.inbox_seen
         self.rested_at = self._seen
+        if not self.looked_back.is_set():
+            self._doubts = tuple(self.state.in_flight.values())
+            self.looked_back.set()
         return events
 
     async def take_up(self) -> Sequence[Stored]:
@@ -104,10 +116,11 @@ class Running:
         events = await self.look_back()
         if self.lease.generation > 1:
             await self._woken(await self._cause())
-        for flight in self.state.in_flight.values():
+        for flight in self._doubts:
             await self._clear(flight, await self._arguments(events, flight.id))
         events = await self.events()
         self.spent = replay(events).spent
+        self.overrun = overran(events)
         if self.lease.generation > 1:
             await self._look_at_cap()
         return events
@@ -229,6 +242,8 @@ class Running:
                     attempt += 1
                 case Answered() | FailedRequest():
                     self._spend(answer.cost_usd, answer.tokens)
+                    passed = isinstance(answer, Answered) and answer.overrun
+                    self.overrun = self.overrun or (request.optional and passed)
                     return answer
                 case RefusedRequest():
                     return answer
@@ -265,7 +280,7 @@ class Running:
     async def post(self, key: str, event: WakePosted, text: str) -> bool:
         """Put something into the session's own inbox; tell whether it wakes it."""
         body, blob = await kept(self._store, to_body(self.redacted(text)))
-        committed = await self._store.commit(life.post(self.lease.session, key, event, body, blob))
+        committed = await self._store.commit(life.post(self.lease.session, key, event, body, blob, self.lease))
         return any(isinstance(stored.event, WakePosted) and stored.event.wakes for stored in committed.events)
 
     async def keep(self, snapshot: bytes) -> None:
@@ -280,7 +295,9 @@ class Running:
     async def look(self, call: Call) -> Answer | NeedsPerson | StillHeld:
         """Look at something again and again; what is no more than a look leaves no trace."""
         answer = await self._gatehouse.look(self.lease, self.standing, call, self._tools)
-        self._spend(answer.cost_usd if isinstance(answer, Answer) else 0)
+        if isinstance(answer, Answer):
+            self._spend(answer.cost_usd)
+            self.overrun = self.overrun or answer.overrun
         return answer
 
     def acts(self, tool: str) -> bool:
@@ -321,10 +338,10 @@ class Running:
             self.state = msgspec.structs.replace(self.state, state=state, wake_at=wake_at, inbox_seen=inbox_seen)
         return rests
 
-    async def end(self, state: State, reason: TerminalReason) -> bool:
-        """End the session; one that still holds something in doubt is not ended."""
-        parent = self.state.parent
-        committed = await self._store.commit(life.end(self.lease, state, reason, parent))
+    async def end(self, state: State, reason: TerminalReason, inbox_seen: int | None = None) -> bool:
+        """End the session; not where it still holds something in doubt, or something came that was to be seen."""
+        await self.ending()
+        committed = await self._store.commit(life.end(self.lease, state, reason, self.state.parent, inbox_seen))
         return bool(committed.events)
 
     async def ended_by(self, answer: Answer) -> tuple[State, TerminalReason] | None:
@@ -459,6 +476,16 @@ class Running:
             if isinstance(stored.event, CallStarted) and stored.event.call == call:
                 return await said(self._store, stored)
         return b""
+
+
+def overran(events: Sequence[Stored]) -> bool:
+    """Tell whether a cap was passed since a person last let the session go on."""
+    said = (each.event for each in reversed(events) if isinstance(each.event, OverrunIncurred | SessionResumed))
+    return isinstance(next(said, None), OverrunIncurred)
+
+
+async def _nothing() -> None:
+    """Nothing else works for the session."""
 
 
 REFUSALS: Final = frozenset(

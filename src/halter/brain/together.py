@@ -29,19 +29,19 @@ def _any(_: Change) -> bool:
 
 @asynccontextmanager
 async def heard(store: Store, matters: Callable[[Change], bool] = _any) -> AsyncGenerator[asyncio.Event]:
-    """Set an event whenever something is written that matters, by anybody."""
-    news, begun = asyncio.Event(), asyncio.Event()
+    """Set an event whenever something is written that matters, by anybody, from the first moment of the block on."""
+    news, listens = asyncio.Event(), asyncio.Event()
 
     async def listen() -> None:
-        # From here on nothing is missed: the first step of what follows subscribes.
-        begun.set()
+        # Nobody else runs between this and the moment at which the store knows of it.
+        listens.set()
         async for change in store.changes():
             if matters(change):
                 news.set()
 
     listening = asyncio.create_task(listen(), name="halter-rest")
     try:
-        await begun.wait()
+        await listens.wait()
         yield news
     finally:
         listening.cancel()

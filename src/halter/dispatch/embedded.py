@@ -7,6 +7,7 @@ a session is that session's own affair: it is tried again, more slowly each time
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -17,7 +18,7 @@ from halter.core.clock import SECOND, Clock
 from halter.core.errors import LeaseLost
 from halter.core.events import AttendingFailed, SessionParked
 from halter.core.ids import SessionId, WorkerId, session_stream
-from halter.core.ports import EVERY_STREAM, Change, Draft, Lease, Query, Store, Write
+from halter.core.ports import EVERY_STREAM, Change, Draft, Lease, Query, Rows, Store, Write
 from halter.core.rows import SessionRow
 from halter.core.text import clean, shorten
 from halter.state import life
@@ -129,14 +130,20 @@ class Embedded:
                         await self._record(lease, len(failures), told)
                         await self._clock.sleep(after)
                     case _:
-                        with suppress(LeaseLost):
-                            await quarantine(self._store, lease, len(failures), told, now)
                         # Whoever lets it go on after that has looked at it.
                         self._failures.pop(session, None)
-                        return
+                        if await self._left_alone(lease, len(failures), told, now):
+                            return
             else:
                 self._failures.pop(session, None)
                 return
+
+    async def _left_alone(self, lease: Lease, failures: int, error: str, now: int) -> bool:
+        """Leave a session to a person; not where somebody has written to it at this very moment."""
+        try:
+            return await quarantine(self._store, lease, failures, error, now)
+        except LeaseLost:
+            return True
 
     async def _record(self, lease: Lease, failures: int, error: str) -> None:
         event = AttendingFailed(failures=failures, error=shorten(error, ERROR_KEPT))
@@ -150,11 +157,18 @@ def _may_be_due(change: Change) -> bool:
     return change.stream == EVERY_STREAM or change.stream.endswith("/in") or change.head == 1
 
 
-async def quarantine(store: Store, lease: Lease, failures: int, error: str, now: int) -> None:
-    """Leave a session to a person over which its workers broke down too often: it rests until somebody writes."""
+async def quarantine(store: Store, lease: Lease, failures: int, error: str, now: int) -> bool:
+    """Leave a session to a person over which its workers broke down too often: it rests until somebody writes.
+
+    Tell whether it rests: not if somebody has just written.
+    """
     (row,) = await store.ask(Query("session", SessionRow, {"session": lease.session}))
     event = AttendingFailed(failures=failures, error=shorten(error, ERROR_KEPT), quarantined=True)
     parked = SessionParked(state="PAUSED", inbox_seen=row.inbox_head)
-    key = f"{lease.session}/{lease.generation}/quarantine/{now}"
-    await store.commit(Write(session_stream(lease.session), f"{key}/why", lambda _: [Draft(event)], lease=lease))
-    await store.commit(life.park(lease, key, parked))
+    rest = life.park(lease, f"{lease.session}/{lease.generation}/quarantine/{now}", parked)
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        drafts = rest.decide(rows)
+        return [Draft(event), *drafts] if drafts else []
+
+    return bool((await store.commit(replace(rest, decide=decide))).events)

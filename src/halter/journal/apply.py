@@ -11,7 +11,7 @@ import msgspec
 from halter.core.codec import encode
 from halter.core.errors import LeaseLost, UndeclaredRow
 from halter.core.events import AnyEvent
-from halter.core.ids import session_of
+from halter.core.ids import session_of, session_stream
 from halter.core.money import BudgetRow
 from halter.core.ports import Committed, Draft, Lease, Stored, Write
 from halter.core.project import Erase, Gone, project
@@ -157,8 +157,8 @@ def _stored(
     stream = draft.stream or write.stream
     head = rows.get(StreamRow, stream)
     seq, previous = (head.head + 1, head.hash) if head else (1, START)
-    # A parent that begins a sub-session writes to a stream that its own generation says nothing of.
-    generation = write.lease.generation if write.lease and stream == write.stream else 0
+    # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
+    generation = write.lease.generation if write.lease and stream == session_stream(write.lease.session) else 0
     body_salt = None if draft.body is None else salt(SALT_BYTES)
     digest = NO_BODY if body_salt is None or draft.body is None else body_digest(body_salt, draft.body)
     header = (stream, seq, event.KIND, event.VERSION, rows.now, generation, write.key, draft.blob)

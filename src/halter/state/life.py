@@ -61,10 +61,18 @@ def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None)
     )
 
 
-def post(session: str, key: str, event: WakePosted, body: bytes | None = None, blob: Digest | None = None) -> Write:
+def post(
+    session: str,
+    key: str,
+    event: WakePosted,
+    body: bytes | None = None,
+    blob: Digest | None = None,
+    lease: Lease | None = None,
+) -> Write:
     """Put something into a session's inbox; for one that does not exist or is over, nothing is written.
 
-    A signal wakes the session only if it said that it would.
+    A signal wakes the session only if it said that it would. What its owner posts is refused with an owner's `lease`
+    that is lost.
     """
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -74,7 +82,7 @@ def post(session: str, key: str, event: WakePosted, body: bytes | None = None, b
         wakes = event.cause in ALWAYS_WAKE or event.name in row.wake_on.split()
         return [Draft(msgspec.structs.replace(event, wakes=wakes), body, blob)]
 
-    return Write(inbox_stream(session), key, decide)
+    return Write(inbox_stream(session), key, decide, lease=lease)
 
 
 def said_by(sender: str, origin: Origin = "person") -> WakePosted:
@@ -126,10 +134,13 @@ def park(lease: Lease, key: str, event: SessionParked) -> Write:
     return Write(session_stream(lease.session), key, decide, lease=lease)
 
 
-def end(lease: Lease, state: State, terminal_reason: str, carved_from: str = "") -> Write:
+def end(
+    lease: Lease, state: State, terminal_reason: str, carved_from: str = "", inbox_seen: int | None = None
+) -> Write:
     """End a session, and settle what was carved out of its parent's cap with what it really spent.
 
-    Whatever it still holds must be settled before; a hold in doubt is never freed by an ending.
+    Whatever it still holds must be settled before; a hold in doubt is never freed by an ending. One that is to have
+    seen its inbox so far is not ended either where something came that it has not seen.
     """
     stream = session_stream(lease.session)
     own = [Account(stream, "", unit) for unit in UNITS]
@@ -137,7 +148,9 @@ def end(lease: Lease, state: State, terminal_reason: str, carved_from: str = "")
 
     def decide(rows: Rows) -> Sequence[Draft]:
         usd, tokens = (budget_row(rows, account) for account in own)
-        if usd.held or tokens.held:
+        row = rows.get(SessionRow, lease.session)
+        unseen = row is not None and inbox_seen is not None and row.inbox_wake > inbox_seen
+        if usd.held or tokens.held or unseen:
             return []
         _demand(rows, lease.session, state)
         hold = rows.get(HoldRow, lease.session)

@@ -14,6 +14,7 @@ from halter.brain.decide import After, Again, End, Park, after_turn
 from halter.brain.loop import Hot, Loop
 from halter.brain.running import Running
 from halter.core.clock import Clock
+from halter.core.errors import HalterError
 from halter.core.events import DecisionMade, SessionStarted, WakePosted
 from halter.core.messages import Message, Text
 from halter.core.ports import Stored
@@ -53,9 +54,21 @@ class News(msgspec.Struct, frozen=True):
         return bool(self.said or self.notes) or self.called
 
     @property
+    def spoken(self) -> bool:
+        """Tell whether somebody spoke to the session, be it in a chat beside it."""
+        return bool(self.said) or self.personal
+
+    @property
     def personal(self) -> bool:
         """Tell whether a person is among those who said something."""
         return any(part.origin == "person" for part in (*self.said, *self.notes))
+
+
+class StillInDoubt(HalterError):
+    """A session that was to end holds something whose outcome nobody knows: whoever takes it up anew clears that."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"Session {session} cannot end: something of it is still under way, or in doubt.")
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -162,7 +175,7 @@ class Conversation:
         """Finish the turn that is open, and do what follows from its end."""
         turn = await self._loop.go_on()
         match await self._pace.after(after_turn(turn, self._loop.rules)):
-            case End("COMPLETED") if (await self._news()).said:
+            case End("COMPLETED") if (await self._news()).spoken:
                 return await self._next_turn()
             case End() as end:
                 return await self._ended(end)
@@ -171,8 +184,16 @@ class Conversation:
             case Again():
                 return await self._next_turn()
 
-    async def _ended(self, end: End) -> Came:
-        await self._running.end(end.state, end.terminal_reason)
+    async def _ended(self, end: End) -> Came | None:
+        """End the session. Of its own accord it does not while somebody speaks to it, at this very moment."""
+        while not await self._running.end(
+            end.state, end.terminal_reason, self._seen if end.state == "COMPLETED" else None
+        ):
+            seen, news = self._seen, await self._news()
+            if self._seen == seen:
+                raise StillInDoubt(self._running.lease.session)
+            if end.state == "COMPLETED" and news.spoken:
+                return await self._next_turn()
         return Came(end.state, end.terminal_reason, self._loop.turn.sentence)
 
     async def _cancelled(self) -> Came | None:
