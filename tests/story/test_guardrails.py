@@ -281,27 +281,27 @@ async def test_when_the_hours_tokens_are_used_up_it_pauses_until_the_hour_is_ove
     fleet.start(fleet.agent("hungry", HUNGRY, script_yaml=LINE * 20))
     await world.advance(65 * MINUTE)
     events = await fleet.events("hungry-1")
-    # A request costs 1,000 tokens, since cached ones do not count, and what is left for the fifth is too little for it.
+    # A request costs 1,000 tokens, since cached ones do not count, and what is left for the sixth is too little for it.
     assert rhythm(events)[-14:] == [
-        "00:15:00 turn 4",
-        "00:15:00 yielded sleep",
-        "00:15:00 SLEEPING until 00:20:00",
-        "00:20:00 woken by timer",
         "00:20:00 turn 5",
-        "00:20:00 held back by token_budget_per_hour",
-        "00:20:00 SLEEPING until 01:00:00",
+        "00:20:00 yielded sleep",
+        "00:20:00 SLEEPING until 00:25:00",
+        "00:25:00 woken by timer",
+        "00:25:00 turn 6",
+        "00:25:00 held back by token_budget_per_hour",
+        "00:25:00 SLEEPING until 01:00:00",
         "01:00:00 woken by timer",
         "01:00:00 yielded sleep",
         "01:00:00 SLEEPING until 01:05:00",
         "01:05:00 woken by timer",
-        "01:05:00 turn 6",
+        "01:05:00 turn 7",
         "01:05:00 yielded sleep",
         "01:05:00 SLEEPING until 01:10:00",
     ]
     assert used(events) == [
-        (at, 1000) for at in ("00:00:00", "00:05:00", "00:10:00", "00:15:00", "01:00:00", "01:05:00")
+        (at, 1000) for at in ("00:00:00", "00:05:00", "00:10:00", "00:15:00", "00:20:00", "01:00:00", "01:05:00")
     ]
-    assert held_back(events) == [("00:20:00", "token_budget_per_hour", "01:00:00")]
+    assert held_back(events) == [("00:25:00", "token_budget_per_hour", "01:00:00")]
 
 
 @pytest.mark.parametrize("minutes", [12, 30], ids=["in the middle of the hour", "while it pauses"])
@@ -314,10 +314,10 @@ async def test_the_hours_tokens_are_counted_across_a_crash(world: World, tmp_pat
     fleet.start(folder)
     await world.advance((59 - minutes) * MINUTE)
     assert used(await fleet.events("hungry-1")) == [
-        (at, 1000) for at in ("00:00:00", "00:05:00", "00:10:00", "00:15:00")
+        (at, 1000) for at in ("00:00:00", "00:05:00", "00:10:00", "00:15:00", "00:20:00")
     ]
     await world.advance(2 * MINUTE)
-    assert used(await fleet.events("hungry-1"))[4:] == [("01:00:00", 1000)]
+    assert used(await fleet.events("hungry-1"))[5:] == [("01:00:00", 1000)]
 
 
 SCORES = """
@@ -374,6 +374,6 @@ async def test_a_pause_for_tokens_is_counted_alike_with_and_without_a_crash(
         fleet.start(folder)
     await world.advance(31 * MINUTE)
     assert held_back(await fleet.events("hungry-1")) == [
-        ("00:00:04", "token_budget_per_hour", "01:00:00"),
-        ("01:00:02", "max_consecutive_turns", "02:00:02"),
+        ("00:00:05", "token_budget_per_hour", "01:00:00"),
+        ("01:00:01", "max_consecutive_turns", "02:00:01"),
     ]

@@ -179,7 +179,7 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 def test_a_day_of_the_desk_goes_exactly_so_and_costs_exactly_that(tmp_path: Path) -> None:
-    with World(7, start=NOON) as world:
+    with World(7, start=NOON, orderly=True) as world:
         world.run(a_day(world, tmp_path))
 
 

@@ -308,3 +308,23 @@ def test_back_off_stays_between_floor_and_cap() -> None:
         for _ in range(20):
             assert FLOOR <= back_off(failures, chance) <= CAP
             assert FLOOR <= pause(failures, chance.randrange(10**12), chance) <= CAP
+
+
+async def test_a_sensor_that_is_told_to_stop_stops_also_when_stopping_fails(world: World) -> None:
+    """As a tool does that is told twice: what went wrong on the way must not hide the word."""
+
+    async def take(_: Reading) -> None:
+        try:
+            await world.clock.sleep(HOUR)
+        finally:
+            raise ValueError("it failed while it was being stopped")
+
+    async def changed(_: HealthReport) -> None:
+        """Nobody cares."""
+
+    sensing = Sensing(Programmed(world, [[1]]), world.clock, random.Random(0), take, changed)
+    running = asyncio.create_task(sensing.run())
+    await world.advance(MINUTE)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()

@@ -20,6 +20,8 @@ from halter.core.rows import SessionRow
 from halter.dispatch.embedded import quarantine
 from halter.work.conversation import Came
 
+REMEMBERED: Final = 50
+"""So many sessions that rest elsewhere are remembered as they were left."""
 POISON: Final = 2 * MOST
 """So many processes that died over a session, without a turn coming to its end, are too many."""
 
@@ -40,6 +42,7 @@ class Living:
         self._folder = folder
         self._pulse = pulse
         self._resident = bool(speaking.agent.read.pacing.sensors)
+        self._resting: dict[SessionId, tuple[int, Attending]] = {}
 
     @property
     def name(self) -> str:
@@ -52,6 +55,10 @@ class Living:
 
     async def attend(self, lease: Lease, stays: Callable[[SessionId], None] = lambda _: None) -> None:
         """Take a session from where it stands to its next rest; one with sensors stays until it is over."""
+        made = self._remembered(lease)
+        if made is not None:
+            await self._visited(made, lease)
+            return
         row = await row_of(self.speaking, lease.session)
         watching = Watching(listen=lambda chunk: self._heard(lease.session, chunk))
         sensed = fetchers(self.speaking) if self._resident else None
@@ -59,7 +66,7 @@ class Living:
         if lease.generation > POISON and await self._kills(made, lease):
             return
         if not self._resident:
-            await made.conversation.attend()
+            await self._visited(made, lease)
             return
         stays(lease.session)
         self.snapshots[lease.session] = made.aware.hot.snapshot
@@ -67,6 +74,22 @@ class Living:
             await self._inhabited(made, row, lease)
         finally:
             self.snapshots.pop(lease.session, None)
+
+    async def _visited(self, made: Attending, lease: Lease) -> None:
+        """Take a session to its next rest, and remember it for a while: the next to wake may have been here before."""
+        if (await made.conversation.attend()).over:
+            return
+        self._resting[lease.session] = (lease.generation, made)
+        while len(self._resting) > REMEMBERED:
+            self._resting.pop(next(iter(self._resting)))
+
+    def _remembered(self, lease: Lease) -> Attending | None:
+        """Find a session as it was left here, if nobody else has had it since: its history need not be read again."""
+        generation, made = self._resting.pop(lease.session, (0, None))
+        if made is None or generation != lease.generation - 1:
+            return None
+        made.running.lease = lease
+        return made
 
     def _heard(self, session: str, chunk: StreamChunk) -> None:
         self._pulse(session, "text", {"request": chunk.request, "text": chunk.text, "finished": chunk.finished})

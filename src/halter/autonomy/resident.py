@@ -220,13 +220,22 @@ class Resident:
 
 
 def redacted(value: Any, redact: Callable[[str], str]) -> Any:
-    """Take secrets out of every text of a JSON value."""
+    """Take secrets out of every text of a JSON value. Most hold none, which one look at all of it tells."""
+    try:
+        whole = msgspec.json.encode(value).decode()
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+        return _redacted(value, redact)
+    # A secret that JSON spells otherwise is known by its backslash.
+    return value if "\\" not in whole and redact(whole) == whole else _redacted(value, redact)
+
+
+def _redacted(value: Any, redact: Callable[[str], str]) -> Any:
     match value:
         case str():
             return redact(value)
         case list():
-            return [redacted(each, redact) for each in cast("list[Any]", value)]
+            return [_redacted(each, redact) for each in cast("list[Any]", value)]
         case dict():
-            return {redact(str(key)): redacted(each, redact) for key, each in cast("dict[Any, Any]", value).items()}
+            return {redact(str(key)): _redacted(each, redact) for key, each in cast("dict[Any, Any]", value).items()}
         case _:
             return value

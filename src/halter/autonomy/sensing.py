@@ -12,6 +12,7 @@ from typing import Final, ParamSpec
 
 from msgspec.structs import replace
 
+from halter.brain.together import demand_wanted
 from halter.core.clock import MINUTE, SECOND, Clock
 from halter.core.errors import HalterError
 from halter.core.sensing import LARGEST_READING, Health, HealthReport, Reading, Sensor
@@ -159,18 +160,17 @@ class Sensing:
 
 async def _trouble(act: Callable[P, Awaitable[None]], *args: P.args, **named: P.kwargs) -> str:
     """Do something, and say what went wrong with it. A cancellation that nobody asked for is trouble like any other."""
+    trouble = ""
     try:
         await act(*args, **named)
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        return "It was cancelled from within."
+        trouble = "It was cancelled from within."
     except HalterError as error:
-        return str(error) or type(error).__name__
+        trouble = str(error) or type(error).__name__
     except Exception as error:  # noqa: BLE001, whatever a source or a taker does, the sensor goes on.
-        return f"It failed unexpectedly: {type(error).__name__}: {error}"
-    return ""
+        trouble = f"It failed unexpectedly: {type(error).__name__}: {error}"
+    demand_wanted()
+    return trouble
 
 
 @asynccontextmanager

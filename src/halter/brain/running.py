@@ -41,7 +41,7 @@ from halter.guard.request import Answered, FailedRequest, RefusedRequest, Reques
 from halter.state import life
 from halter.state.session import InFlight, Session, replay
 
-LOOK: Final = 10 * SECOND
+LOOK: Final = 30 * SECOND
 """How often somebody who waits looks by itself. Whatever it waits for is written, and hints of that come at once;
 but hints may be lost."""
 
@@ -130,6 +130,7 @@ class Running:
         self._rests += 1
         self.rested_at = self._seen
         await self._woken(await self._cause())
+        await self._look_at_cap()
 
     async def _cause(self) -> Cause | None:
         """Tell why the session goes on: what reached it, or its time; or that its owner went away."""

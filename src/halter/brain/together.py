@@ -23,6 +23,13 @@ async def together(acts: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> Sequ
     return [task.result() for task in tasks]
 
 
+def demand_wanted() -> None:
+    """Stop here if whoever runs this was told to stop, whatever else went wrong on the way."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 def _any(_: Change) -> bool:
     return True
 

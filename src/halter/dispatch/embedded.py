@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from halter.autonomy.restarts import Again, after_failure
-from halter.brain.together import heard, until
+from halter.brain.together import demand_wanted, heard, until
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import LeaseLost
 from halter.core.events import AttendingFailed, SessionParked
@@ -25,6 +25,8 @@ from halter.state import life
 
 LOOK: Final = 5 * SECOND
 """How often it looks by itself: for sessions whose owner died, and for hints that were lost."""
+SEARCH: Final = 60 * SECOND
+"""How often it is made sure that nothing is owned here that nobody attends."""
 TOGETHER: Final = 200
 """How many sessions are awake at once. Those that stay here while they sleep are not counted."""
 ERROR_KEPT: Final = 300
@@ -36,6 +38,11 @@ Redact = Callable[[str], str]
 
 class _Due(msgspec.Struct, frozen=True):
     due_at: int | None
+
+
+class _Owned(msgspec.Struct, frozen=True):
+    session: str
+    generation: int
 
 
 class Embedded:
@@ -62,6 +69,7 @@ class Embedded:
         self._resident: set[SessionId] = set()
         self._failures: dict[SessionId, tuple[int, ...]] = {}
         self._news = asyncio.Event()
+        self._searched = clock.now()
 
     async def run(self) -> None:
         """Work until cancelled; whatever is under way is then stopped in good order."""
@@ -71,6 +79,7 @@ class Embedded:
                     room = self._together - len(self._awake) + len(self._resident)
                     for lease in await self._store.claim(self._worker, room, agents=self._agents()) if room > 0 else ():
                         self.take(lease)
+                    await self._find_forgotten()
                     await until(self._news, await self._next_look())
         finally:
             for task in self._awake.values():
@@ -106,6 +115,18 @@ class Embedded:
         self._resident.discard(lease.session)
         self._news.set()
 
+    async def _find_forgotten(self) -> None:
+        """Attend what is owned here and was never heard of: the answer to a claim may have been lost on its way."""
+        now = self._clock.now()
+        if now < self._searched + SEARCH:
+            return
+        self._searched = now
+        attended = {lease.session for lease in self._awake}
+        owned = await self._store.ask(Query("owned_by", _Owned, {"worker": self._worker}))
+        for row in owned:
+            if row.session not in attended:
+                self.take(Lease(SessionId(row.session), self._worker, row.generation))
+
     async def _next_look(self) -> int:
         """Tell for how long nothing is due here."""
         now = self._clock.now()
@@ -122,6 +143,7 @@ class Embedded:
                 self._failures.pop(session, None)
                 return
             except Exception as error:  # noqa: BLE001  whatever it is, no other session may suffer from it
+                demand_wanted()
                 now = self._clock.now()
                 self._failures[session] = failures = (*self._failures.get(session, ()), now)
                 told = self._redact(clean(f"{type(error).__name__}: {error}"))

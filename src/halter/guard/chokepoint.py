@@ -262,9 +262,13 @@ class Door:
 
 
 def _what_is_known(acting: asyncio.Future[Output], stopped: Truth) -> Truth:
-    """Tell what became of a tool that was stopped: one that could not be stopped may have done it, or not."""
-    lost = None if acting.cancelled() else acting.exception()
-    return msgspec.structs.replace(stopped, outcome="unknown") if isinstance(lost, Unstoppable) else stopped
+    """Tell what became of a tool that was stopped: one that could not be stopped may have done it, or not.
+
+    Whoever was told twice to stop did not wait for it.
+    """
+    lost = None if acting.cancelled() or not acting.done() else acting.exception()
+    unknown = isinstance(lost, Unstoppable) or not acting.done()
+    return msgspec.structs.replace(stopped, outcome="unknown") if unknown else stopped
 
 
 def told(settled: CallSettled, body: bytes) -> Answer:

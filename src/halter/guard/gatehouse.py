@@ -6,7 +6,7 @@ the tool and its price, rules by which a person said "always", arguments that a 
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,7 @@ from halter.guard.ask import Call, Prepared, Standing, prepare
 from halter.guard.chokepoint import Act, Answer, Door, NeedsPerson
 from halter.guard.flight import Redact, StillHeld
 from halter.guard.halts import HaltWatch
+from halter.guard.judge import Asked
 from halter.guard.purse import Purse
 from halter.guard.recovery import Doubt, Recovery
 from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request
@@ -34,6 +35,15 @@ from halter.state.session import InFlight
 
 REDACTED: Final = "[redacted:"
 """How a mark begins that stands where a secret was: such arguments cannot be sent again."""
+
+
+class _Looked(NamedTuple):
+    """A look as it was prepared once: whose it is, with which tool, what the judge is asked and what then runs."""
+
+    standing: Standing
+    tool: Tool | None
+    asked: Asked
+    act: Act | None
 
 
 class Gatehouse:
@@ -60,6 +70,7 @@ class Gatehouse:
         self._models = ModelDoor(store, clock, self.purse, prices, redact=redact, stream_mask=stream_mask, halts=halts)
         self._simulator = Simulator(self._models, clock, simulates)
         self._recovery = Recovery(store, self.purse, self._door)
+        self._looked_at: dict[tuple[str, bytes, int | None], _Looked] = {}
 
     async def call(
         self, lease: Lease, standing: Standing, call: Call, tools: Mapping[str, Tool], attempt: int = 0
@@ -84,11 +95,16 @@ class Gatehouse:
         self, lease: Lease, standing: Standing, call: Call, tools: Mapping[str, Tool]
     ) -> Answer | NeedsPerson | StillHeld:
         """Let somebody look who does so again and again; what is more than a look goes through the whole order."""
-        prepared = await self._prepared(standing, call, tools.get(call.tool))
-        if not prepared.asked.only_looks:
-            return await self.call(lease, standing, call, tools)
-        act = self._act(standing, prepared.tool, prepared.arguments, call.at_most)
-        return await self._door.guarded_look(prepared.asked, act)
+        tool, again = tools.get(call.tool), (call.tool, call.arguments, call.at_most)
+        known = self._looked_at.get(again)
+        if known is None or known.standing is not standing or known.tool is not tool:
+            prepared = await self._prepared(standing, call, tool)
+            if not prepared.asked.only_looks:
+                return await self.call(lease, standing, call, tools)
+            act = self._act(standing, prepared.tool, prepared.arguments, call.at_most)
+            known = self._looked_at[again] = _Looked(standing, tool, prepared.asked, act)
+        asked = msgspec.structs.replace(known.asked, call=call.id, now=self._clock.now())
+        return await self._door.guarded_look(asked, known.act)
 
     def paid_beside(self, session: str) -> Paid:
         """Tell what predictions of a session's calls have cost since this was asked last."""

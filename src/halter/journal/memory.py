@@ -202,6 +202,9 @@ class MemoryEngine:
             found = self._at_hand(name, params)
             if found is not None:
                 return [msgspec.structs.asdict(row) for row in found]
+            if name == "owned_by":
+                mine = [row for row in self._session_rows() if row.owner == params["worker"]]
+                return [{"session": row.session, "generation": row.generation} for row in mine]
             if name == "sessions_of":
                 mine = [
                     row for row in self._session_rows() if (row.agent, row.kind) == (params["agent"], params["kind"])

@@ -111,6 +111,10 @@ SELECT at, data FROM snapshots WHERE session = :session;
 -- When the next session is due that nobody owns.
 SELECT MIN(due_at) AS due_at FROM sessions WHERE owner = '' AND due_at > :now;
 
+-- name: owned_by
+-- What a worker owns.
+SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '' ORDER BY session;
+
 -- name: sessions_of
 -- The sessions of one agent and kind, the newest first.
 SELECT * FROM sessions WHERE agent = :agent AND kind = :kind ORDER BY started_at DESC, session DESC LIMIT :limit;
