@@ -95,7 +95,8 @@ class Manor(Story):
         store, clock = PatientStore(self.world.store, self.world.clock), self.world.clock
         worker = new_worker("manor", self.world.ids)
         hot = HotState(self.pacing.fields)
-        async with tended(store, clock, worker, 10 * SECOND, lambda: {SessionId("s"): hot.snapshot()}):
+        kept: dict[SessionId, Callable[[], bytes]] = {}
+        async with tended(store, clock, worker, 10 * SECOND, lambda: {each: told() for each, told in kept.items()}):
             lease = await taken(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None
             prices = Prices({str(model.name): self.price for model in self.models})
@@ -103,6 +104,8 @@ class Manor(Story):
             running = Running(store, clock, doors, lease, self.standing(), self.tools(store))
             aware = Awareness(hot, clock)
             hot.restore(await running.kept())
+            # Only now: what is not known yet must not be kept in place of what was.
+            kept[SessionId("s")] = hot.snapshot
             self.loop = Loop(running, clock, self.thinking(running), random.Random(self.world.seed), aware.senses())
             pace = Paced(running, self.loop, clock, Terms(pacing=self.pacing), aware)
             conversation = Conversation(running, self.loop, clock, pace, resident=True)

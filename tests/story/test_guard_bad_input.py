@@ -459,7 +459,7 @@ def bubblewrap(tmp_path_factory: pytest.TempPathFactory) -> None:
     [
         (["seq", "120000000"], "bytes are left out here]"),
         (["head", "-c", "1000000000", "/dev/zero"], "bytes that are not text"),
-        (["head", "-c", "1000", "/dev/urandom"], "bytes"),
+        (["head", "-c", "20000", "/dev/urandom"], "bytes that are not text"),
         (["setsid", "--fork", "sleep", "601.25"], ""),
         (["cat", "{outside}/kept"], "[exit code 1]"),
         (["cp", "{root}/../outside/kept", "."], "[exit code 1]"),
