@@ -77,9 +77,14 @@ async def asked_and_skipped(fleet: Fleet, agent: str) -> tuple[list[str], list[s
     return purposes, [moment(stored.at) for stored in events if isinstance(stored.event, TurnSkipped)]
 
 
-async def test_a_week_without_news_costs_one_request_with_a_gate_and_one_for_every_nap_without(
-    world: World, tmp_path: Path
+def test_a_week_without_news_costs_one_request_with_a_gate_and_one_for_every_nap_without(
+    tmp_path: Path,
 ) -> None:
+    with World(7, orderly=True) as world:
+        world.run(a_week(world, tmp_path))
+
+
+async def a_week(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path, PRICES, sturdy=True)
     small = ', gate: {on: change, model: "scripted:small"}'
     agents = [

@@ -29,15 +29,16 @@ class Up:
         self.seen: list[str] = []
         self.begun.append(self)
 
-    def until(self, text: str) -> str:
-        """Read until a line holds a text."""
+    def until(self, *texts: str) -> str:
+        """Read until some line has held each of these texts, in whatever order; return the last such line."""
         assert self.program.stdout is not None
-        while True:
+        missing, line = set(texts), ""
+        while missing:
             line = self.program.stdout.readline().decode()
             assert line, (self.seen, self.program.communicate()[1])
             self.seen.append(line.rstrip("\n"))
-            if text in line:
-                return line
+            missing -= {text for text in missing if text in line}
+        return line
 
     def ends(self, by: signal.Signals = signal.SIGINT) -> tuple[int, str]:
         """End it, and tell with which code it left and what it said beside its answer."""
@@ -126,12 +127,10 @@ def test_off_stops_what_runs_elsewhere_and_on_begins_the_next_session(ada: Perso
     up.until("sleeps")
     code, said, _ = ada.types("off", "desk", "--reason", "enough")
     assert (code, said) == (0, "desk is off, and desk-1 is stopped. `halter on desk` begins a new session.\n")
-    up.until("desk-1 is over: HALTED, external_halt")
-    up.until("desk is switched off: halter on desk")
+    up.until("desk-1 is over: HALTED, external_halt", "desk is switched off: halter on desk")
     code, said, _ = ada.types("on", str(ada.agent))
     assert (code, said) == (0, "desk is on: it runs wherever `halter up` is given its folder.\n")
-    up.until("desk-2 begins.")
-    up.until("sleeps")
+    up.until("desk-2 begins.", "sleeps")
     assert ada.looks("off", "desk") == {"agent": "desk", "on": False, "known": True, "stopped": ["desk-2"]}
     up.until("desk-2 is over")
     up.ends()
