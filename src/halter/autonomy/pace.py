@@ -69,6 +69,11 @@ class Paced:
         """Let the turn see these alerts."""
         self._aware.show(notes)
 
+    async def go_on(self, notes: Sequence[Text]) -> None:
+        """Go on with a turn of an earlier owner: what it knew may be old by now, and is refreshed before it acts."""
+        self._aware.show(notes)
+        await self._refresh()
+
     async def before(self, news: News) -> Open | Park | End:
         """Decide whether this wake is worth a turn."""
         stopped = await self._stopped(news)

@@ -90,6 +90,10 @@ class Pace(Protocol):
         """Let the turn that is open see these alerts."""
         ...
 
+    async def go_on(self, notes: Sequence[Text]) -> None:
+        """Let a turn that an earlier owner had opened see these alerts, and what is true by now."""
+        ...
+
     async def after(self, then: After) -> After:
         """Decide what really becomes of a session whose turn is over."""
         ...
@@ -112,6 +116,9 @@ class Attended:
 
     def show(self, notes: Sequence[Text]) -> None:
         """There are none."""
+
+    async def go_on(self, notes: Sequence[Text]) -> None:
+        """There is nothing that could have changed."""
 
     async def after(self, then: After) -> After:
         """Leave it at that."""
@@ -154,7 +161,7 @@ class Conversation:
         self._task = events[0]
         await self._loop.recall(events)
         if not self._loop.turn.over:
-            self._pace.show((await self._news(self._loop.turn.heard)).notes)
+            await self._pace.go_on((await self._news(self._loop.turn.heard)).notes)
 
     async def _next_turn(self) -> Came | None:
         """Open the next turn, if it is time for one."""
