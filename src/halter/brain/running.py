@@ -28,7 +28,7 @@ from halter.core.messages import Model
 from halter.core.money import BudgetRow, Charge
 from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said
 from halter.core.rows import DecisionRow, HaltRow, SessionRow, Snapshot
-from halter.core.text import to_body
+from halter.core.text import shorten, to_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import Cause, Outcome, State, TerminalReason
 from halter.core.windows import window_end
@@ -48,6 +48,9 @@ but hints may be lost."""
 SOON: Final = SECOND // 4
 
 PAGE: Final = 1000
+
+WORDS_KEPT: Final = 20_000
+"""So much of a sub-session's last words its parent is told."""
 
 TOGETHER: Final = 10
 """How many calls of one step act at once."""
@@ -339,10 +342,13 @@ class Running:
             self.state = msgspec.structs.replace(self.state, state=state, wake_at=wake_at, inbox_seen=inbox_seen)
         return rests
 
-    async def end(self, state: State, reason: TerminalReason, inbox_seen: int | None = None) -> bool:
+    async def end(
+        self, state: State, reason: TerminalReason, inbox_seen: int | None = None, last_words: str = ""
+    ) -> bool:
         """End the session; not where it still holds something in doubt, or something came that was to be seen."""
         await self.ending()
-        committed = await self._store.commit(life.end(self.lease, state, reason, self.state.parent, inbox_seen))
+        words = to_body(shorten(last_words, WORDS_KEPT)) if self.state.parent else None
+        committed = await self._store.commit(life.end(self.lease, state, reason, self.state.parent, inbox_seen, words))
         return bool(committed.events)
 
     async def ended_by(self, answer: Answer) -> tuple[State, TerminalReason] | None:

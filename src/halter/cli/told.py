@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from halter.cli.moments import written
+from halter.cli.told_tasks import of_a_task, of_a_trigger, of_what_is_left
 from halter.core.durations import shown_duration
 from halter.core.events import (
     AgentSwitched,
@@ -16,15 +17,22 @@ from halter.core.events import (
     CallStarted,
     CapChanged,
     ContextCut,
+    ContextGiven,
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    DocumentRead,
     GuardrailTriggered,
     HaltLifted,
     HaltRequested,
     HotStateSeen,
+    JudgesChosen,
+    Leaving,
     MessageAdded,
+    MessageRouted,
+    OfTriggers,
     OverrunIncurred,
+    PhaseEntered,
     RequestRefused,
     RequestSettled,
     RequestStarted,
@@ -78,6 +86,10 @@ def _parts(parts: Sequence[Text | ToolCall | ToolResult]) -> str:
 
 
 def _told(event: AnyEvent | Unknown) -> str:
+    if isinstance(event, Leaving):
+        return of_what_is_left(event)
+    if isinstance(event, OfTriggers):
+        return of_a_trigger(event)
     match event:
         case SessionStarted() | SessionWoken() | SessionParked() | SessionEnded() | WakePosted():
             return _of_a_life(event)
@@ -91,6 +103,8 @@ def _told(event: AnyEvent | Unknown) -> str:
             return _of_money(event)
         case HotStateSeen() | TurnSkipped() | GuardrailTriggered() | SensorChanged() | AttendingFailed():
             return _of_autonomy(event)
+        case PhaseEntered() | ContextGiven() | DocumentRead() | JudgesChosen() | MessageRouted():
+            return of_a_task(event)
         case AgentSwitched():
             return f"{event.agent} {'on' if event.on else 'off'}, by {event.by}{_because(event.reason)}"
         case ToolPinned():

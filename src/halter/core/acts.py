@@ -69,7 +69,7 @@ class CallStarted(Event, frozen=True, kw_only=True):
     """A tool is about to act: the intent, and the money held for it; its body is the arguments.
 
     `decision` names the approval that it used up. `rated` is the slice of time in which it counts
-    against the tool's rate, if it has one.
+    against the tool's rate, if it has one. `writes` are the digests of what files will hold by it.
     """
 
     KIND: ClassVar[str] = "call_started"
@@ -91,6 +91,7 @@ class CallStarted(Event, frozen=True, kw_only=True):
     parallel_group: str = ""
     phase: str = ""
     observed: tuple[Outcome, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 class CallSettled(Event, frozen=True, kw_only=True):

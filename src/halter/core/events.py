@@ -23,9 +23,35 @@ from halter.core.acts import (
     RequestStarted,
 )
 from halter.core.event import Event
+from halter.core.left import (
+    ContextGiven,
+    DocumentRead,
+    FindingEmitted,
+    FindingReviewed,
+    JudgesChosen,
+    MemoryProposed,
+    MessageRouted,
+    NotificationFailed,
+    NotificationQueued,
+    NotificationSent,
+    PhaseEntered,
+    PrecedentProposed,
+    ProposalDecided,
+)
 from halter.core.money import Charge, Leg, Unit
 from halter.core.sensing import Health
 from halter.core.tools import Level
+from halter.core.triggered import (
+    ItemQuarantined,
+    ItemReleased,
+    ItemSeen,
+    RunQueued,
+    RunsDelayed,
+    RunSkipped,
+    RunStarted,
+    TriggerEnded,
+    TriggerMade,
+)
 from halter.core.vocabulary import (
     Cause,
     DecisionKind,
@@ -42,14 +68,15 @@ from halter.core.vocabulary import (
     YieldMode,
 )
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """What a program must understand to take a session. It rises when a new event changes the meaning of old ones."""
 
 
 class SessionStarted(Event, frozen=True, kw_only=True):
     """A session came to be; its body is the task it was given.
 
-    A sub-session that is `bound` has what was carved out of its parent's cap as its own cap.
+    A sub-session that is `bound` has what was carved out of its parent's cap as its own cap. `folder` is the digest of
+    the agent's folder as it was then; `grants` are the tools that a sub-session may use at most.
     """
 
     KIND: ClassVar[str] = "session_started"
@@ -66,6 +93,8 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     format: int = 1
     carved: tuple[Leg, ...] = ()
     bound: bool = False
+    folder: str = ""
+    grants: tuple[str, ...] | None = None
 
 
 class SessionWoken(Event, frozen=True, kw_only=True):
@@ -377,7 +406,7 @@ class Unknown(msgspec.Struct, frozen=True):
     facts: bytes
 
 
-AnyEvent = (
+OfSessions = (
     SessionStarted
     | SessionWoken
     | SessionParked
@@ -411,6 +440,39 @@ AnyEvent = (
     | OverrunIncurred
     | CapChanged
     | BodiesErased
+    | PhaseEntered
+    | ContextGiven
+    | DocumentRead
+    | JudgesChosen
+    | MessageRouted
 )
+"""What happens in sessions, and what people say to them and to the fleet."""
+
+Leaving = (
+    FindingEmitted
+    | FindingReviewed
+    | MemoryProposed
+    | PrecedentProposed
+    | ProposalDecided
+    | NotificationQueued
+    | NotificationSent
+    | NotificationFailed
+)
+"""What sessions leave behind, and what becomes of it."""
+
+OfTriggers = (
+    TriggerMade
+    | TriggerEnded
+    | RunStarted
+    | RunSkipped
+    | RunQueued
+    | RunsDelayed
+    | ItemSeen
+    | ItemQuarantined
+    | ItemReleased
+)
+"""What starts sessions."""
+
+AnyEvent = OfSessions | Leaving | OfTriggers
 
 KINDS: Final[Mapping[str, type[AnyEvent]]] = {event.KIND: event for event in get_args(AnyEvent)}

@@ -10,6 +10,8 @@ WorkerId = NewType("WorkerId", str)
 Digest = NewType("Digest", str)
 
 FLEET = StreamId("fleet")
+OUTBOX = StreamId("outbox")
+"""Where it is written down what was sent, and what the runtime itself has to tell."""
 AGENT = "agent:"
 """How the name of somebody begins who is no person."""
 

@@ -20,15 +20,23 @@ from halter.core.events import (
     CallStarted,
     CapChanged,
     ContextCut,
+    ContextGiven,
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    DocumentRead,
     GuardrailTriggered,
     HaltLifted,
     HaltRequested,
     HotStateSeen,
+    JudgesChosen,
+    Leaving,
     MessageAdded,
+    MessageRouted,
+    OfSessions,
+    OfTriggers,
     OverrunIncurred,
+    PhaseEntered,
     RequestRefused,
     RequestSettled,
     RequestStarted,
@@ -63,6 +71,8 @@ from halter.core.rows import (
     SessionRow,
     SpendRow,
 )
+from halter.core.task_project import left, of_trigger
+from halter.core.task_rows import OutputRow
 from halter.core.usage import Usage
 from halter.core.vocabulary import Purpose
 
@@ -87,6 +97,15 @@ _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
     """Yield the rows as they stand after the event."""
+    if isinstance(event, OfTriggers):
+        yield from of_trigger(event, place, known)
+    elif isinstance(event, Leaving):
+        yield from left(event, place, known)
+    else:
+        yield from _project(event, place, known)
+
+
+def _project(event: OfSessions, place: Place, known: Known) -> Iterator[Effect]:
     match event:
         case RequestStarted():
             yield from _held(event.request, event.model, event.purpose, event.legs, place, known)
@@ -145,6 +164,11 @@ def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
             | GuardrailTriggered()
             | SensorChanged()
             | AttendingFailed()
+            | PhaseEntered()
+            | ContextGiven()
+            | DocumentRead()
+            | JudgesChosen()
+            | MessageRouted()
         ):
             pass
 
@@ -289,6 +313,10 @@ def _spend(hold: HoldRow, charge: Charge, usage: Usage, place: Place, known: Kno
 
 def _call_started(event: CallStarted, place: Place, known: Known) -> Iterator[Effect]:
     yield from _held(event.call, event.tool, event.purpose, event.legs, place, known)
+    for digest in event.writes:
+        agent = session_at(place, known).agent
+        before = known.get(OutputRow, agent, digest)
+        yield OutputRow(agent, digest, min(place.at, before.at) if before else place.at)
     if event.rated:
         yield rate_row(known, session_at(place, known).agent, event.tool, event.rated, attempts=1)
     if event.decision:

@@ -9,6 +9,7 @@ import msgspec
 
 from halter.core.money import BudgetRow, Leg
 from halter.core.row import Row, RowKey
+from halter.core.task_rows import TASK_TABLES
 from halter.core.vocabulary import Purpose, SessionKind, State
 
 FREE: Final = ""
@@ -69,8 +70,8 @@ class SessionRow(Row, frozen=True):
 
     @property
     def unattended(self) -> bool:
-        """Tell whether nobody sits before it: it runs by itself, or something triggered it."""
-        return self.kind == "autonomous" or self.trigger != ""
+        """Tell whether nobody sits before it: it runs by itself, was triggered, or another session began it."""
+        return self.kind == "autonomous" or self.trigger != "" or self.parent != ""
 
     def scheduled(self) -> "SessionRow":
         """Work out when the session is due: by its own timer, or by what in its inbox it has not seen."""
@@ -281,4 +282,5 @@ TABLES: Final[tuple[type[Row], ...]] = (
     PinRow,
     AgentRow,
     AuditRow,
+    *TASK_TABLES,
 )

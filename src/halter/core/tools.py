@@ -9,6 +9,8 @@ import msgspec
 
 from halter.core.clock import SECOND
 from halter.core.errors import ToolError
+from halter.core.event import Event
+from halter.core.row import RowKey
 
 Level = Literal["SAFE", "MONITORED", "CONTROLLED", "RESTRICTED", "PRIVILEGED"]
 LEVELS: Final[tuple[Level, ...]] = ("SAFE", "MONITORED", "CONTROLLED", "RESTRICTED", "PRIVILEGED")
@@ -58,10 +60,14 @@ def sealed(spec: ToolSpec) -> ToolSpec:
 
 
 class Valid(msgspec.Struct, frozen=True):
-    """Arguments that fit: as values for the tool, and as canonical JSON for digests and journals."""
+    """Arguments that fit: as values for the tool, and as canonical JSON for digests and journals.
+
+    `writes` are the digests of what files will hold by it: no watch takes an agent's own output for something new.
+    """
 
     values: Mapping[str, Any]
     canonical: bytes
+    writes: tuple[str, ...] = ()
 
 
 class Invalid(msgspec.Struct, frozen=True):
@@ -70,11 +76,27 @@ class Invalid(msgspec.Struct, frozen=True):
     sentence: str
 
 
+class Happening(msgspec.Struct, frozen=True):
+    """Something that a call makes happen in the journal, in the commit that settles it: a crash before is harmless.
+
+    It stands in the session's own stream, or in another one. If the row that `unless` names is there, it does not.
+    """
+
+    event: Event
+    body: bytes | None = None
+    stream: str = ""
+    unless: RowKey | None = None
+
+
 class Output(msgspec.Struct, frozen=True):
-    """What a call gave: text for the model, and its true cost in micro-dollars if the tool knows it."""
+    """What a call gave: text for the model, and its true cost in micro-dollars if the tool knows it.
+
+    `happened` is written down with it.
+    """
 
     text: str
     cost: int | None = None
+    happened: tuple[Happening, ...] = ()
 
 
 class Failed(ToolError):

@@ -45,7 +45,7 @@ Audit = Literal["", "arguments", "full"]
 """How much of a call the audit shows: nothing, its arguments, or its result as well."""
 
 RiskLevel = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
-DecisionKind = Literal["approval", "unknown_call", "cap_raise", "changed_tool"]
+DecisionKind = Literal["approval", "unknown_call", "cap_raise", "changed_tool", "proposal", "schedule"]
 Verdict = Literal["approve", "deny", "edit"]
 RuleScope = Literal["session", "agent", "fleet"]
 TerminalReason = Literal[
@@ -90,6 +90,7 @@ Guardrail = Literal[
     "max_actions_per_minute",
     "idle_timeout",
     "active_hours",
+    "idle_halt",
 ]
 """The mechanical rules of an agent that runs by itself."""
 

@@ -100,6 +100,7 @@ def prepare(
     asked = msgspec.structs.replace(
         asked,
         arguments=arguments.canonical,
+        writes=arguments.writes,
         risk=risk.level if risk else None,
         audit=audited(rule),
         rate=rate_of(rule),

@@ -21,7 +21,7 @@ from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapRea
 from halter.core.ids import session_stream
 from halter.core.ports import Committed, Lease, Store, Write, kept, said
 from halter.core.text import from_body, to_body
-from halter.core.tools import Failed, Happened, Output, Permit, Tool, Unstoppable, Valid
+from halter.core.tools import Failed, Happened, Happening, Output, Permit, Tool, Unstoppable, Valid
 from halter.core.vocabulary import Outcome
 from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, unless_halted
 from halter.guard.halts import HaltWatch
@@ -217,7 +217,11 @@ class Door:
             return self._failed("unknown", str(lost))
         except Failed as failure:
             return self._failed("error", str(failure), failure.partial)
-        return Truth("ok", usd=output.cost, body=self._masked(to_body(output.text)))
+        happened = tuple(self._masked_happening(each) for each in output.happened)
+        return Truth("ok", usd=output.cost, body=self._masked(to_body(output.text)), happened=happened)
+
+    def _masked_happening(self, each: Happening) -> Happening:
+        return each if each.body is None else msgspec.structs.replace(each, body=self._masked(each.body))
 
     def _failed(self, outcome: Outcome, error: str, partial: str = "") -> Truth:
         body = to_body(self._redact(partial)) if partial else None

@@ -21,6 +21,7 @@ from halter.core.ports import Draft, Rows
 from halter.core.project import budget_row, rows_of_hold
 from halter.core.row import RowKey
 from halter.core.rows import AuditRow, DecisionRow, HaltRow, RateRow, RuleRow
+from halter.core.task_rows import OutputRow
 from halter.core.tools import Effect, Level
 from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel
 
@@ -112,6 +113,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     parallel_group: str = ""
     observe: bool = False
     blob: Digest | None = None
+    writes: tuple[str, ...] = ()
 
     @property
     def only_looks(self) -> bool:
@@ -137,6 +139,7 @@ def rows_of(asked: Asked) -> list[RowKey]:
         keys.append((DecisionRow, (asked.approval.decision,)))
         if asked.approval.rule:
             keys.append((RuleRow, (asked.approval.rule,)))
+    keys += [(OutputRow, (asked.agent, digest)) for digest in asked.writes]
     return keys + list(rows_of_hold(asked.call, asked.legs))
 
 
@@ -310,6 +313,7 @@ def _intent(asked: Asked, answer: tuple[str, str], verdict: Reserved, waived: Se
         parallel_group=asked.parallel_group,
         phase=asked.phase,
         observed=tuple(waived),
+        writes=asked.writes,
     )
 
 

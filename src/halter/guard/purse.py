@@ -6,8 +6,8 @@ shell that commits them and waits, for a bounded time, where other holds stand i
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, cast
 
 import msgspec
 
@@ -19,6 +19,7 @@ from halter.core.events import (
     CallStarted,
     CapChanged,
     CostCapReached,
+    DecisionAsked,
     OverrunIncurred,
     RequestSettled,
     RequestStarted,
@@ -42,7 +43,10 @@ from halter.core.money import (
 )
 from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write, kept
 from halter.core.project import budget_key, budget_row, rows_of_hold
-from halter.core.rows import AuditRow, HoldRow
+from halter.core.row import RowKey
+from halter.core.rows import AuditRow, DecisionRow, HoldRow
+from halter.core.task_project import rows_of_event
+from halter.core.tools import Happening
 from halter.core.usage import Usage
 from halter.core.vocabulary import Outcome, Purpose
 from halter.state.session import InFlight, call_in_flight, request_in_flight
@@ -69,6 +73,7 @@ class Truth(msgspec.Struct, frozen=True):
     audited: bool = False
     may_retry: bool = False
     retry_after: int | None = None
+    happened: tuple[Happening, ...] = ()
 
 
 def intent_id(intent: Intent) -> str:
@@ -102,7 +107,24 @@ def settling(flight: InFlight, truth: Truth, rows: Rows) -> Sequence[Draft]:
         return []
     charge = _charge(flight, truth, rows)
     incidents = [Draft(OverrunIncurred.by(flight.id, over)) for over in (charge.overruns if charge else ())]
-    return [Draft(_settled(flight, truth, charge), truth.body, truth.blob), *incidents]
+    return [Draft(_settled(flight, truth, charge), truth.body, truth.blob), *incidents, *_happened(truth, rows)]
+
+
+def _rows_of(happened: Sequence[Happening]) -> Iterator[RowKey]:
+    """Name the rows that what happens changes, and those by which it does not happen."""
+    for each in happened:
+        yield from rows_of_event(each.event)
+        if isinstance(each.event, DecisionAsked):
+            yield (DecisionRow, (each.event.decision,))
+        if each.unless is not None:
+            yield each.unless
+
+
+def _happened(truth: Truth, rows: Rows) -> Iterator[Draft]:
+    """Write down what a call made happen, as far as it is still to happen."""
+    for each in truth.happened:
+        if each.unless is None or rows.get(each.unless[0], *each.unless[1]) is None:
+            yield Draft(cast("AnyEvent", each.event), each.body, stream=StreamId(each.stream) if each.stream else None)
 
 
 def _charge(flight: InFlight, truth: Truth, rows: Rows) -> Charge | None:
@@ -245,8 +267,9 @@ class Purse:
             session_stream(lease.session),
             f"{flight.id}/settled/{flight.seq}",
             lambda rows: settling(flight, truth, rows),
-            reads,
+            [*reads, *_rows_of(truth.happened)],
             lease,
+            tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream)),
         )
         committed = await self._store.commit(write)
         self._let_next_try()

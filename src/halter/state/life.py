@@ -135,16 +135,22 @@ def park(lease: Lease, key: str, event: SessionParked) -> Write:
 
 
 def end(
-    lease: Lease, state: State, terminal_reason: str, carved_from: str = "", inbox_seen: int | None = None
+    lease: Lease,
+    state: State,
+    terminal_reason: str,
+    parent: str = "",
+    inbox_seen: int | None = None,
+    last_words: bytes | None = None,
 ) -> Write:
     """End a session, and settle what was carved out of its parent's cap with what it really spent.
 
     Whatever it still holds must be settled before; a hold in doubt is never freed by an ending. One that is to have
-    seen its inbox so far is not ended either where something came that it has not seen.
+    seen its inbox so far is not ended either where something came that it has not seen. Its parent wakes by it, in the
+    same commit, and is told its last words.
     """
     stream = session_stream(lease.session)
     own = [Account(stream, "", unit) for unit in UNITS]
-    parents = [Account(session_stream(carved_from), "", unit) for unit in UNITS] if carved_from else []
+    parents = [Account(session_stream(parent), "", unit) for unit in UNITS] if parent else []
 
     def decide(rows: Rows) -> Sequence[Draft]:
         usd, tokens = (budget_row(rows, account) for account in own)
@@ -157,14 +163,21 @@ def end(
         carved = hold.taken() if hold is not None else ()
         charge = settle(carved, usd.spent, tokens.spent, lambda leg: budget_row(rows, leg)) if carved else None
         ended = Draft(SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))
-        return (
-            [*(Draft(OverrunIncurred.by(lease.session, over)) for over in charge.overruns), ended]
-            if charge
-            else [ended]
-        )
+        over = [Draft(OverrunIncurred.by(lease.session, over)) for over in (charge.overruns if charge else ())]
+        return [*over, ended, *_told(rows, parent, lease.session, last_words)]
 
     reads = [(HoldRow, (lease.session,)), *map(budget_key, own + parents)]
-    return Write(stream, f"{lease.session}/{lease.generation}/end", decide, reads, lease)
+    others = (inbox_stream(parent),) if parent else ()
+    return Write(stream, f"{lease.session}/{lease.generation}/end", decide, reads, lease, others)
+
+
+def _told(rows: Rows, parent: str, child: str, words: bytes | None) -> Sequence[Draft]:
+    """Tell the parent of a sub-session that it is over; what an agent says is not a person's word."""
+    row = rows.get(SessionRow, parent) if parent else None
+    if row is None or row.ended_at is not None:
+        return []
+    event = WakePosted(cause="child", origin="agent", sender=child, name=child)
+    return [Draft(event, words, stream=inbox_stream(parent))]
 
 
 def _demand(rows: Rows, session: str, after: State) -> None:

@@ -14,15 +14,22 @@ from halter.core.events import (
     CallStarted,
     CapChanged,
     ContextCut,
+    ContextGiven,
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    DocumentRead,
     GuardrailTriggered,
     HaltLifted,
     HaltRequested,
     HotStateSeen,
+    JudgesChosen,
+    Leaving,
     MessageAdded,
+    MessageRouted,
+    OfTriggers,
     OverrunIncurred,
+    PhaseEntered,
     RequestRefused,
     RequestSettled,
     RequestStarted,
@@ -102,6 +109,7 @@ class Session(msgspec.Struct, frozen=True):
     cost_cap_reached: bool = False
     overrun: bool = False
     attempts: dict[str, int] = {}
+    phase: str = ""
 
     @property
     def ended(self) -> bool:
@@ -122,6 +130,8 @@ class UnknownEvent(Exception):
 def fold(session: Session, stored: Stored) -> Session:
     """Take one event of the session's own stream into its state."""
     event = stored.event
+    if isinstance(event, Leaving | OfTriggers):
+        return _next(session, stored)
     match event:
         case CallStarted():
             in_flight = {**session.in_flight, event.call: call_in_flight(event, stored)}
@@ -176,6 +186,10 @@ def fold(session: Session, stored: Stored) -> Session:
         case RuleMade() | RuleEnded() | ToolPinned() | AgentSwitched():
             return _next(session, stored)
         case HotStateSeen() | TurnSkipped() | GuardrailTriggered() | SensorChanged() | AttendingFailed():
+            return _next(session, stored)
+        case PhaseEntered():
+            return _next(session, stored, phase=event.phase)
+        case ContextGiven() | DocumentRead() | JudgesChosen() | MessageRouted():
             return _next(session, stored)
         case Unknown():
             message = (

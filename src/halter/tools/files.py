@@ -57,7 +57,7 @@ def files(
         tool(read_file, level="SAFE", effect="read", idempotent=True),
         tool(list_folder, level="SAFE", effect="read", idempotent=True),
         tool(find_files, level="SAFE", effect="read", idempotent=True),
-        tool(write_file, level="CONTROLLED", effect="write", idempotent=True),
+        tool(write_file, level="CONTROLLED", effect="write", idempotent=True, writes="text"),
         tool(delete_file, level="RESTRICTED", effect="write"),
     )
 

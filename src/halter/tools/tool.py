@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypedDict, Unpack, get_args, overload
 
@@ -59,12 +60,14 @@ class FunctionTool:
         check: Check | None,
         max_output: int,
         given: Mapping[str, Any] = MappingProxyType({}),
+        writes: str = "",
     ) -> None:
         self._function = function
         self._arguments = Arguments(spec.name, function)
         self._check = check
         self._max_output = max_output
         self._given = given
+        self._writes = writes
         self._spec = sealed(replace(spec, schema=self._arguments.schema))
         if spec.isolate and self._arguments.deps:
             raise ConfigError(f"The tool {spec.name} runs in a process of its own, which has no deps to give it.")
@@ -83,11 +86,15 @@ class FunctionTool:
         if not self._arguments.deps:
             return self
         given = dict.fromkeys(self._arguments.deps, deps)
-        return FunctionTool(self._function, self._spec, self._check, self._max_output, given)
+        return FunctionTool(self._function, self._spec, self._check, self._max_output, given, self._writes)
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         """Check arguments as a model wrote them."""
-        return self._arguments.validate(arguments)
+        valid = self._arguments.validate(arguments)
+        if not self._writes or isinstance(valid, Invalid):
+            return valid
+        content = str(valid.values[self._writes]).encode("utf-8", "surrogatepass")
+        return replace(valid, writes=(sha256(content).hexdigest(),))
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         """Call the function."""
@@ -131,7 +138,8 @@ class Options(TypedDict, total=False):
 
     `cost` is in dollars, or "learned" from earlier calls. `timeout` is in seconds or written like `5m`. `check` finds
     out what became of a write whose answer was lost. `egress` says that the arguments choose where data goes.
-    `max_output` is how many characters of a result are kept.
+    `max_output` is how many characters of a result are kept. `writes` names the argument that is what a file will hold:
+    no watch of the agent takes that file for something new.
     """
 
     name: str
@@ -144,6 +152,7 @@ class Options(TypedDict, total=False):
     timeout: float | str
     isolate: bool
     max_output: int
+    writes: str
 
 
 @overload
@@ -157,7 +166,8 @@ def tool(
     if function is None:
         return lambda function: tool(function, **options)
     check = options.get("check")
-    return FunctionTool(function, _described(function, options), check, options.get("max_output", MAX_OUTPUT))
+    most, writes = options.get("max_output", MAX_OUTPUT), options.get("writes", "")
+    return FunctionTool(function, _described(function, options), check, most, writes=writes)
 
 
 def _described(function: Callable[..., Any], options: Options) -> ToolSpec:

@@ -119,6 +119,76 @@ SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '' O
 -- The sessions of one agent and kind, the newest first.
 SELECT * FROM sessions WHERE agent = :agent AND kind = :kind ORDER BY started_at DESC, session DESC LIMIT :limit;
 
+-- name: all_triggers
+-- Every row of triggers.
+SELECT * FROM triggers ORDER BY trigger;
+
+-- name: all_items
+-- Every row of items.
+SELECT * FROM items ORDER BY trigger, item;
+
+-- name: all_outputs
+-- Every row of outputs.
+SELECT * FROM outputs ORDER BY agent, digest;
+
+-- name: all_findings
+-- Every row of findings.
+SELECT * FROM findings ORDER BY finding;
+
+-- name: all_memories
+-- Every row of memories.
+SELECT * FROM memories ORDER BY memory;
+
+-- name: all_precedents
+-- Every row of precedents.
+SELECT * FROM precedents ORDER BY precedent;
+
+-- name: all_notifications
+-- Every row of notifications.
+SELECT * FROM notifications ORDER BY notification;
+
+-- name: triggers_of
+-- What starts sessions of one agent.
+SELECT * FROM triggers WHERE agent = :agent AND ended_at IS NULL ORDER BY trigger;
+
+-- name: trigger
+-- One trigger.
+SELECT * FROM triggers WHERE trigger = :trigger;
+
+-- name: items_of
+-- The documents of a watch, with how the newest session of each stands.
+SELECT i.*, s.state, s.ended_at FROM items i LEFT JOIN sessions s ON s.session = i.session
+WHERE i.trigger = :trigger ORDER BY i.seen_at, i.name, i.item;
+
+-- name: open_runs
+-- The sessions of a trigger that are not over.
+SELECT * FROM sessions WHERE trigger = :trigger AND ended_at IS NULL AND started_at > 0 ORDER BY started_at, session;
+
+-- name: kept_memories
+-- What people had an agent remember, the oldest first, with the words.
+SELECT m.memory, e.body, e.blob FROM memories m
+LEFT JOIN events e ON e.stream = 'session:' || m.session AND e.seq = m.proposed_seq
+WHERE m.agent = :agent AND m.status = 'kept' ORDER BY m.proposed_at, m.memory;
+
+-- name: kept_precedents
+-- The cases that people want an agent to know, the most frequent first, with the words.
+SELECT p.precedent, p.kind, p.observed_count, e.body, e.blob FROM precedents p
+LEFT JOIN events e ON e.stream = 'session:' || p.session AND e.seq = p.proposed_seq
+WHERE p.agent = :agent AND p.status = 'kept' ORDER BY p.observed_count DESC, p.first_at, p.precedent;
+
+-- name: findings_of
+-- What a session found, in its order, with the words.
+SELECT f.*, e.body, e.blob FROM findings f
+LEFT JOIN events e ON e.stream = 'session:' || f.session AND e.seq = f.emitted_seq
+WHERE f.session = :session ORDER BY f.emitted_seq;
+
+-- name: notifications_due
+-- What is to be told now, the oldest first.
+SELECT n.*, e.body, e.blob FROM notifications n
+LEFT JOIN events e ON e.stream = n.stream AND e.seq = n.queued_seq
+WHERE n.queued_at > 0 AND n.sent_at IS NULL AND n.gave_up = 0 AND (n.next_at IS NULL OR n.next_at <= :now)
+ORDER BY n.queued_at, n.notification LIMIT :limit;
+
 -- name: audit_since
 -- The audit after a moment and a call, in pages; with what was said where it is still there.
 SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob

@@ -64,7 +64,7 @@ INSERT INTO meta (name, value) VALUES (:name, :value) ON CONFLICT (name) DO UPDA
 WITH orphans AS MATERIALIZED (
     SELECT s.session FROM sessions s JOIN workers w ON s.owner = w.worker
     WHERE s.owner <> '' AND w.alive_until < :now AND w.worker <> :worker AND s.format <= :format
-        AND (:agents::text[] IS NULL OR s.agent = ANY(:agents::text[]) AND (s.kind = 'autonomous' OR s.trigger <> ''))
+        AND (:agents::text[] IS NULL OR s.agent = ANY(:agents::text[]) AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> ''))
     LIMIT :limit
     FOR UPDATE OF s SKIP LOCKED FOR SHARE OF w SKIP LOCKED
 )
@@ -77,7 +77,7 @@ RETURNING s.session, s.generation;
 WITH due AS MATERIALIZED (
     SELECT session FROM sessions
     WHERE owner = '' AND due_at <= :now AND format <= :format
-        AND (:agents::text[] IS NULL OR agent = ANY(:agents::text[]) AND (kind = 'autonomous' OR trigger <> ''))
+        AND (:agents::text[] IS NULL OR agent = ANY(:agents::text[]) AND (kind = 'autonomous' OR trigger <> '' OR parent <> ''))
     ORDER BY due_at LIMIT :limit
     FOR UPDATE SKIP LOCKED
 )

@@ -5,7 +5,7 @@ UPDATE sessions SET owner = :worker, generation = generation + 1
 WHERE session IN (
     SELECT s.session FROM sessions s JOIN workers w ON s.owner = w.worker
     WHERE s.owner <> '' AND w.alive_until < :now AND w.worker <> :worker AND s.format <= :format
-        AND (:agents IS NULL OR s.agent IN (SELECT value FROM json_each(:agents)) AND (s.kind = 'autonomous' OR s.trigger <> ''))
+        AND (:agents IS NULL OR s.agent IN (SELECT value FROM json_each(:agents)) AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> ''))
     LIMIT :limit
 )
 RETURNING session, generation;
@@ -16,7 +16,7 @@ UPDATE sessions SET owner = :worker, generation = generation + 1
 WHERE session IN (
     SELECT session FROM sessions
     WHERE owner = '' AND due_at <= :now AND format <= :format
-        AND (:agents IS NULL OR agent IN (SELECT value FROM json_each(:agents)) AND (kind = 'autonomous' OR trigger <> ''))
+        AND (:agents IS NULL OR agent IN (SELECT value FROM json_each(:agents)) AND (kind = 'autonomous' OR trigger <> '' OR parent <> ''))
     ORDER BY due_at LIMIT :limit
 )
 RETURNING session, generation;
