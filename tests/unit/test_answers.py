@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.autonomy.answers import LONGEST_DATA, ScoreAnswer, Worth, answered, asks
+from halter.brain.answers import LONGEST_DATA, ScoreAnswer, Worth, answered, asks
 from halter.core.messages import Reply, Stop, Text, ToolCall
 
 

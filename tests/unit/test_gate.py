@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from halter.autonomy.answers import LONGEST_DATA
 from halter.autonomy.gate import AskModel, Open, Skip, gate_answer, gate_prompt, open_gate
 from halter.autonomy.hotstate import FieldChange
+from halter.brain.answers import LONGEST_DATA
 from halter.core.expressions import Expression, compiled
 from halter.core.messages import Reply, Text, ToolCall
 from halter.core.pacing import Gate

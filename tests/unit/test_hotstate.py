@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from halter.autonomy.hotstate import LARGEST_VALUE, Changed, FieldChange, HotState, Refused, Same, Seen, changes
 from halter.autonomy.showing import LONGEST_BLOCK
-from halter.autonomy.values import DEEPEST
+from halter.brain.values import DEEPEST
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.pacing import FieldType, HotField
 from halter.core.sensing import HealthReport

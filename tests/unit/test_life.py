@@ -257,7 +257,8 @@ async def test_what_a_sub_session_spent_beyond_its_cap_is_charged_to_its_parent_
     call = await held(world, kid, CARVED, CHILD_CAPS)
     await world.purse.settle(kid, call.flight, Truth("ok", usd=CARVED + 7))
     committed = await world.store.commit(end(kid, "BUDGET_EXCEEDED", "cost_cap_reached", "s1"))
-    incident, ended = (stored.event for stored in committed.events)
+    incident, ended, told = (stored.event for stored in committed.events)
+    assert isinstance(told, WakePosted)
     assert incident == OverrunIncurred(hold="kid", scope="session:s1", window="", unit="usd", amount=7)
     assert isinstance(ended, SessionEnded)
     assert ended.charge is not None

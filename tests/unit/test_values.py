@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from halter.autonomy.differing import Difference, differences
-from halter.autonomy.values import Found, Missing, path_value
+from halter.brain.values import Found, Missing, path_value
 
 READING = {"quotes": {"AAPL": 5, "a b": 6, "é": 7, "0": 8}, "items": [{"x": 1}, {"x": [2, 3]}], "none": None}
 

@@ -9,10 +9,10 @@ import msgspec
 from msgspec import UNSET
 
 from halter.app.speaking import Speaking
-from halter.autonomy.answers import ScoreAnswer, answered, asks
 from halter.autonomy.pace import value_of
 from halter.autonomy.sensing import Sensing
 from halter.autonomy.signals import Score, Signals, Unscored
+from halter.brain.answers import ScoreAnswer, answered, asks
 from halter.brain.running import Running
 from halter.config.pacing import compiled_signals
 from halter.core import sensing

@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halter.autonomy.values import canonical, cut, equal, one_line
+from halter.brain.values import canonical, cut, equal, one_line
 
 _FURTHEST: Final = 100
 """So many of the oldest items of a list may have made room for new ones, and it is still told as that."""

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.autonomy.answers import LONGEST_DATA, Worth, answered, asks
 from halter.autonomy.differing import differences
 from halter.autonomy.hotstate import FieldChange
+from halter.brain.answers import LONGEST_DATA, Worth, answered, asks
 from halter.core.expressions import Expression, Unanswered, plain
 from halter.core.messages import Prompt, Reply
 from halter.core.pacing import Gate

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from halter.autonomy.showing import Line, block
-from halter.autonomy.values import Found, NotJson, canonical, checked, equal
+from halter.brain.values import Found, NotJson, canonical, checked, equal
 from halter.core.pacing import FieldType, HotField
 from halter.core.sensing import HealthReport
 from halter.core.text import clean, listed, shorten, told

@@ -14,9 +14,9 @@ from halter.autonomy.awareness import Awareness
 from halter.autonomy.hotstate import Changed, Refused, Seen, changes
 from halter.autonomy.sensing import Sensing
 from halter.autonomy.signals import Scored, Signals, sentence_of
-from halter.autonomy.values import Found, path_value
 from halter.brain.loop import Loop
 from halter.brain.running import Running
+from halter.brain.values import Found, path_value
 from halter.core.errors import LeaseLost
 from halter.core.events import SensorChanged, WakePosted
 from halter.core.pacing import Sensor, Update

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halter.autonomy.values import cut, one_line, quoted
+from halter.brain.values import cut, one_line, quoted
 from halter.core.clock import SECOND
 from halter.core.durations import shown_duration
 from halter.core.sensing import HealthReport

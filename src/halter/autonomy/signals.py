@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from halter.autonomy.detector import Detected, Unusable, number
-from halter.autonomy.values import Missing, NotJson, checked, cut, one_line, path_value
+from halter.brain.values import Missing, NotJson, checked, cut, one_line, path_value
 from halter.core.clock import SECOND
 from halter.core.errors import ModelError
 from halter.core.expressions import Expression, Unanswered

@@ -31,6 +31,7 @@ from halter.core.events import (
     GuardrailTriggered,
     HotStateSeen,
     MessageAdded,
+    PhaseEntered,
     TurnEnded,
     TurnSkipped,
     TurnStarted,
@@ -39,6 +40,7 @@ from halter.core.messages import Message, Model, StreamChunk, Text, ToolCall, To
 from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.text import to_body
+from halter.core.tools import ToolSpec
 from halter.core.vocabulary import GateStage, Guardrail, MessageReason, Outcome, TurnEnd
 from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer
@@ -92,6 +94,7 @@ class Loop:
         self._chance = chance
         self._senses = senses
         self._watching = watching
+        self._offered = thinking.offered
         self._session = running.lease.session
         self._recalled = Recalled(self._session, thinking.rules.min_sleep)
         self._start = stable(thinking.mind, thinking.offered)
@@ -121,6 +124,29 @@ class Loop:
         """Take in everything that happened so far."""
         await self._recalled.take_in(events, self._running.said)
         self._running.foreseen = self._recalled.foreseen
+        if self._recalled.given:
+            self._begin_with(self._offered)
+
+    def _begin_with(self, offered: tuple[ToolSpec, ...]) -> None:
+        self._offered = offered
+        self._start = stable(self._mind, offered, self._recalled.given)
+        self._window.begins_with(self._start.size)
+
+    @property
+    def phase(self) -> PhaseEntered | None:
+        """Where the session is in its walk."""
+        return self._recalled.phase
+
+    async def enter(self, phase: str, number: int) -> None:
+        """Move on to a phase, after the turn that is over."""
+        event = PhaseEntered(phase=phase, number=number, turn=self.turn.number)
+        await self._running.write(f"{self._session}/phase/{number}", event)
+        self._recalled.phase = event
+
+    def offer(self, tools: tuple[ToolSpec, ...]) -> None:
+        """Tell the model of these tools from now on."""
+        if tools != self._offered:
+            self._begin_with(tools)
 
     async def open(self, message: Message, heard: int, hot: Hot | None = None, *, quiet: bool = False) -> None:
         """Begin a turn with what the model is told first; the inbox has been read as far as `heard`.
@@ -267,6 +293,8 @@ class Loop:
             asked = [msgspec.structs.replace(self._call(call), parallel_group=name) for call in members]
             answers = await self._running.calls(asked)
             self._keep(members, answers)
+        if self._running.overrun:
+            self.turn = msgspec.structs.replace(self.turn, overrun=True)
         self._recalled.acted(self._clock.now())
 
     async def _allowed(self, calls: list[ToolCall]) -> list[ToolCall]:

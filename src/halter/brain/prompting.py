@@ -33,14 +33,12 @@ class Stable(msgspec.Struct, frozen=True):
     digest: str
 
 
-def stable(mind: Mind, offered: Sequence[ToolSpec]) -> Stable:
-    """Put together what never changes: the instructions and the tools, always in the same order."""
+def stable(mind: Mind, offered: Sequence[ToolSpec], given: str = "") -> Stable:
+    """Put together what never changes: the instructions, what people kept, and the tools, always in the same order."""
     tools = tuple(sorted(offered, key=lambda spec: spec.name))
-    if mind.tool_calls == "text":
-        system = "\n\n".join(part for part in (mind.instructions, explained(tools)) if part)
-        tools = ()
-    else:
-        system = mind.instructions
+    as_words = explained(tools) if mind.tool_calls == "text" else ""
+    system = "\n\n".join(part for part in (mind.instructions, given, as_words) if part)
+    tools = () if mind.tool_calls == "text" else tools
     prompt = Prompt(system=system, messages=(), tools=tools)
     return Stable(system, tools, most_tokens(prompt), sha256(msgspec.json.encode(prompt)).hexdigest())
 

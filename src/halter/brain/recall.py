@@ -14,10 +14,12 @@ from halter.core.events import (
     CallSettled,
     CallStarted,
     ContextCut,
+    ContextGiven,
     GuardrailTriggered,
     HotStateSeen,
     MessageAdded,
     OverrunIncurred,
+    PhaseEntered,
     RequestRefused,
     RequestSettled,
     RequestStarted,
@@ -60,6 +62,10 @@ class Recalled:
         self.foreseen: dict[str, str] = {}
         self.hot = b""
         """What a turn saw last of the hot state."""
+        self.given = ""
+        """What people had kept of earlier sessions."""
+        self.phase: PhaseEntered | None = None
+        """Where the session is in its walk."""
         self.actions: list[int] = []
         """When calls began that change something, in the last minute."""
 
@@ -130,6 +136,10 @@ class Recalled:
             case TurnStarted():
                 message = msgspec.json.decode(await read(stored) or b'{"role":"user","parts":[]}', type=Message)
                 self.open(event.turn, event.inbox_seen, message, at, quiet=event.quiet)
+            case PhaseEntered():
+                self.phase = event
+            case ContextGiven():
+                self.given = from_body(await read(stored))
             case HotStateSeen() | GuardrailTriggered() | TurnSkipped():
                 await self._paced(event, stored, read)
             case MessageAdded():

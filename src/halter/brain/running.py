@@ -119,7 +119,8 @@ class Running:
         events = await self.look_back()
         if self.lease.generation > 1:
             await self._woken(await self._cause())
-        for flight in self._doubts:
+        # What is inside another call is cleared before it, so that the outer one, done again, finds how it went.
+        for flight in sorted(self._doubts, key=lambda doubt: -doubt.id.count("/")):
             await self._clear(flight, await self._arguments(events, flight.id))
         events = await self.events()
         self.spent = replay(events).spent
@@ -247,7 +248,7 @@ class Running:
                 case Answered() | FailedRequest():
                     self._spend(answer.cost_usd, answer.tokens)
                     passed = isinstance(answer, Answered) and answer.overrun
-                    self.overrun = self.overrun or (request.optional and passed)
+                    self.overrun = self.overrun or (request.purpose != "turn" and passed)
                     return answer
                 case RefusedRequest():
                     return answer

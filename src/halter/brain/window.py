@@ -53,6 +53,10 @@ class Window:
         self._most: int | None = None
         self._ending = 0
 
+    def begins_with(self, fixed: int) -> None:
+        """Know how many tokens all requests begin with from now on."""
+        self._fixed = fixed
+
     def bound(self, model: Model, sent: Size) -> int:
         """Bound the tokens of a prompt."""
         return self._meter.bound(str(model.name), sent)

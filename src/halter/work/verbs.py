@@ -15,7 +15,7 @@ from halter.core.events import CallSettled
 from halter.core.ids import session_stream
 from halter.core.ports import Store, said
 from halter.core.text import clean, from_body, listed
-from halter.core.tools import Failed, Happened, Invalid, Output, Permit, ToolSpec, Valid, sealed
+from halter.core.tools import TIMEOUT, Failed, Happened, Invalid, Level, Output, Permit, ToolSpec, Valid, sealed
 from halter.core.vocabulary import SessionKind, YieldMode
 
 READ_OUTPUT: Final = "read_output"
@@ -25,29 +25,36 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Verb:
-    """A tool whose arguments are a struct. It fulfils the port `Tool`."""
+    """A tool whose arguments are a struct. It fulfils the port `Tool`.
+
+    What it does is told which call it is. It gives text, or also what is to be written down with it.
+    """
 
     def __init__(
         self,
         name: str,
         description: str,
         takes: type[T],
-        act: Callable[[T], Awaitable[str]],
+        act: Callable[[T, str], Awaitable[str | Output]],
         flaw: Callable[[T], str] = lambda _: "",
+        *,
+        level: Level = "SAFE",
+        timeout: int = TIMEOUT,
     ) -> None:
         (described,), components = msgspec.json.schema_components([takes], ref_template="{name}")
         flat = components[described["$ref"]]
         self._takes: type[Any] = takes
-        self._act: Callable[[Any], Awaitable[str]] = act
+        self._act: Callable[[Any, str], Awaitable[str | Output]] = act
         self._flaw: Callable[[Any], str] = flaw
         self._spec = sealed(
             ToolSpec(
                 name=name,
                 description=description,
                 schema=msgspec.json.encode(flat),
-                level="SAFE",
+                level=level,
                 effect="read",
                 idempotent=True,
+                timeout=timeout,
             )
         )
 
@@ -71,7 +78,8 @@ class Verb:
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         """Do it."""
         permit.use()
-        return Output(await self._act(self._takes(**arguments.values)))
+        made = await self._act(self._takes(**arguments.values), permit.id)
+        return Output(made) if isinstance(made, str) else made
 
     async def check(self, arguments: Valid, permit: Permit) -> Happened:
         """Nothing outside is changed, so nobody has to know."""
@@ -85,7 +93,7 @@ class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def ask_user() -> Verb:
     """Make the tool by which a model asks the person that it works for; its turn ends with it."""
 
-    async def act(_: _Question) -> str:
+    async def act(_: _Question, __: str) -> str:
         return "The question was put to the person. Their answer comes as their next message."
 
     about = (
@@ -102,7 +110,7 @@ class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_output(output: Callable[[str], Awaitable[str | None]]) -> Verb:
     """Make the tool by which a model reads on in a result that was too long to be shown at once."""
 
-    async def act(place: _Place) -> str:
+    async def act(place: _Place, _: str) -> str:
         text = await output(place.call)
         if text is None:
             raise Failed("NoSuchCall", f"there is no result of a call {place.call!r} in this session")
@@ -143,7 +151,7 @@ def yields(names: Sequence[str] | None = None) -> Verb:
     It may wait for those names; without them, for whatever it says.
     """
 
-    async def act(_: _Yield) -> str:
+    async def act(_: _Yield, __: str) -> str:
         return "Your turn ends here."
 
     def flaw(asked: _Yield) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-from halter.autonomy.values import NotJson, checked, cut, one_line
+from halter.brain.values import NotJson, checked, cut, one_line
 from halter.core.messages import Message, Prompt, Reply, Text
 from halter.core.text import to_body
 from halter.core.tools import ToolSpec, sealed
