@@ -6,7 +6,7 @@ never cuts it in two: what comes twice counts the first time, and what is skippe
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import time, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -14,10 +14,9 @@ import msgspec
 
 from halter.core.errors import ConfigError
 from halter.core.pacing import ActiveHours
+from halter.core.wall import first_shown, shown_at, zone_of
 
 _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class Hours(msgspec.Struct, frozen=True):
@@ -37,12 +36,8 @@ def hours_of(spec: ActiveHours) -> Hours:
             "or leave `active_hours` out for an agent that may always be awake."
         )
     zone = spec.timezone or "UTC"
-    try:
-        ZoneInfo(zone)
-    except (KeyError, ValueError, OSError):
-        raise ConfigError(
-            f"`active_hours.timezone` is {zone!r}, which is no known zone: write it like Europe/Berlin."
-        ) from None
+    if zone_of(zone) is None:
+        raise ConfigError(f"`active_hours.timezone` is {zone!r}, which is no known zone: write it like Europe/Berlin.")
     return Hours(start, end, zone)
 
 
@@ -70,30 +65,8 @@ def asleep_until(hours: Hours, now: int) -> int | None:
 def _stretches(hours: Hours, now: int) -> Iterator[tuple[int, int]]:
     """List the stretches around a moment. On a day that skips all of it, a stretch ends where it begins."""
     zone = ZoneInfo(hours.zone)
-    today = (_EPOCH + timedelta(microseconds=now)).astimezone(zone).date()
+    today = shown_at(now, zone).date()
     overnight = timedelta(days=1 if hours.end < hours.start else 0)
     for days in range(-2, 5):
         day = today + timedelta(days=days)
-        yield _moment(day, hours.start, zone), _moment(day + overnight, hours.end, zone)
-
-
-def _moment(day: date, clock: time, zone: ZoneInfo) -> int:
-    """Tell when the wall clock first shows a time on a day, or first shows more if it never does."""
-    local = datetime.combine(day, clock, zone)
-    found = local.astimezone(UTC)
-    if found.astimezone(zone).replace(tzinfo=None) != local.replace(tzinfo=None):
-        found = _end_of_gap(local, zone)
-    return (found - _EPOCH) // _MICROSECOND
-
-
-def _end_of_gap(local: datetime, zone: ZoneInfo) -> datetime:
-    """Find the moment at which the wall clock jumped over a time.
-
-    Read with the offset from after the jump, the time lies before it; read with the one from before, after it.
-    """
-    before, after = local.replace(fold=1).astimezone(UTC), local.astimezone(UTC)
-    new = after.astimezone(zone).utcoffset()
-    while after - before > timedelta(seconds=1):
-        middle = (before + (after - before) / 2).replace(microsecond=0)
-        before, after = (before, middle) if middle.astimezone(zone).utcoffset() == new else (middle, after)
-    return after
+        yield first_shown(day, hours.start, zone), first_shown(day + overnight, hours.end, zone)

@@ -1,0 +1,211 @@
+"""When a schedule fires, by the clock on the wall of its zone.
+
+An hour that the wall clock skips fires once, at the first moment after the gap; an hour that comes twice fires once,
+the first time. A cron whose minute or hour begins with a star has no fixed hour to miss: it keeps ticking with the
+wall clock, through an hour that comes twice as well.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime, time, timedelta
+from itertools import count, islice
+from typing import Final
+
+import msgspec
+from cronsim import CronSim, CronSimError
+
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.wall import first_shown, moment_of, shown_at, zone_of
+
+LONGEST: Final = 200
+"""How many characters a cron may have; no honest one needs more."""
+MOST_DAYS: Final = 3660
+"""The longest distance between two ticks, in days."""
+LAST: Final = 7_000 * 365 * DAY
+"""No tick lies beyond that moment: calendars end there."""
+FIRST: Final = -1_000 * 365 * DAY
+
+_CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
+_AT: Final = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+_FIELDS: Final = {
+    "minute": "the minute goes from 0 to 59",
+    "hour": "the hour goes from 0 to 23",
+    "day-of-month": "the day of the month goes from 1 to 31, and must exist in one of the months",
+    "month": "the month goes from 1 to 12, or JAN to DEC",
+    "day-of-week": "the day of the week goes from 0 (Sunday) to 7 (Sunday again), or SUN to SAT",
+}
+_EXAMPLE: Final = "Write it like `0 9 * * 1-5`, which is 09:00 on weekdays."
+_UNITS: Final = ((DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (SECOND, "second"))
+
+
+class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When something fires: exactly one of `cron`, `every`, `days` and `at` is set.
+
+    `every` counts microseconds and `days` counts calendar days, both from `anchor`: it, or its local day, is the first.
+    """
+
+    cron: str = ""
+    every: int = 0
+    days: int = 0
+    time: str = ""
+    at: int | None = None
+    timezone: str = "UTC"
+    anchor: int = 0
+
+
+class Ticks(msgspec.Struct, frozen=True):
+    """How many ticks there were, or as many as were counted at most, and the latest of all."""
+
+    count: int
+    latest: int | None
+
+
+def flaw(timing: Timing) -> str:
+    """Say why a schedule cannot be read or can never fire, and what to write instead; empty if it is sound."""
+    said = [bool(timing.cron), timing.every != 0, timing.days != 0, timing.at is not None]
+    if sum(said) != 1:
+        return "A schedule says exactly one of `cron`, `every`, `days` and `at`."
+    if zone_of(timing.timezone) is None:
+        return f"The time zone {timing.timezone[:LONGEST]!r} is not known: write it like Europe/Berlin."
+    if timing.cron:
+        return _cron_flaw(timing.cron)
+    if timing.every:
+        return _every_flaw(timing.every)
+    if timing.days:
+        return _days_flaw(timing)
+    return "" if FIRST < (timing.at or 0) < LAST else "`at` lies beyond all calendars: write it like 2026-12-01 09:00."
+
+
+def _cron_flaw(cron: str) -> str:
+    if len(cron) > LONGEST:
+        return f"A cron has at most {LONGEST} characters, and this one has {len(cron)}. {_EXAMPLE}"
+    fields = len(cron.split())
+    if fields != 5:  # noqa: PLR2004  five fields are what a cron is
+        return (
+            f"The cron {cron!r} has {fields} fields, and it needs five: minute, hour, day of the month, month and day "
+            f"of the week. {_EXAMPLE}"
+        )
+    try:
+        comes = next(CronSim(cron, datetime(2000, 1, 1)), None)  # noqa: DTZ001  no zone decides whether a day exists
+    except CronSimError as error:
+        rule = _FIELDS.get(str(error).removeprefix("Bad "), str(error))
+        return f"The cron {cron!r} cannot be read: {rule}. {_EXAMPLE}"
+    return "" if comes else f"The cron {cron!r} never fires: no day fits it. {_EXAMPLE}"
+
+
+def _every_flaw(every: int) -> str:
+    if every < SECOND:
+        return "`every` must be at least one second: write it like 15m."
+    return "" if every <= MOST_DAYS * DAY else f"`every` must be at most {MOST_DAYS} days: write it like 15m."
+
+
+def _days_flaw(timing: Timing) -> str:
+    if not 0 < timing.days <= MOST_DAYS:
+        return f"`days` goes from 1 to {MOST_DAYS}."
+    if not FIRST < timing.anchor < LAST:
+        return "The day from which `days` counts lies beyond all calendars."
+    if _CLOCK.fullmatch(timing.time) is None:
+        return f'`time` is {timing.time[:LONGEST]!r}, which is no time of day: write it like "09:00", in quotes.'
+    return ""
+
+
+def next_after(timing: Timing, after: int) -> int | None:
+    """Tell the first tick strictly after a moment; None if there is none any more. The timing has no flaw."""
+    return next(_ticks_after(timing, after), None)
+
+
+def ticks(timing: Timing, after: int, until: int, most: int = 1000) -> Ticks:
+    """Count the ticks after a moment, up to and with another one; the work is bounded however many there are."""
+    counted, latest = 0, None
+    for tick in islice(_ticks_after(timing, after), most):
+        if tick > until:
+            return Ticks(counted, latest)
+        counted, latest = counted + 1, tick
+    return Ticks(counted, latest if latest is None else _latest(timing, latest, until))
+
+
+def _latest(timing: Timing, known: int, until: int) -> int:
+    """Find the last tick up to a moment by halving the time between it and a tick that is known."""
+    low, high = known, until
+    while high - low > SECOND:
+        middle = (low + high) // 2
+        found = next_after(timing, middle)
+        low, high = (low, middle) if found is None or found > until else (found, high)
+    following = next_after(timing, low)
+    return low if following is None or following > until else following
+
+
+def _ticks_after(timing: Timing, after: int) -> Iterator[int]:
+    """List all ticks after a moment, in order."""
+    if timing.at is not None:
+        return iter([timing.at] if timing.at > after else [])
+    if timing.every:
+        first = max(0, (after - timing.anchor) // timing.every + 1)
+        return _until_the_end(timing.anchor + k * timing.every for k in count(first))
+    return _until_the_end(tick for tick in _by_the_wall(timing, max(after, FIRST)) if tick > after)
+
+
+def _until_the_end(moments: Iterator[int]) -> Iterator[int]:
+    for moment in moments:
+        if moment > LAST:
+            return
+        yield moment
+
+
+def _by_the_wall(timing: Timing, after: int) -> Iterator[int]:
+    """List ticks that the wall clock decides; in an hour that comes twice, the first ones may lie before `after`."""
+    zone = zone_of(timing.timezone)
+    if zone is None or after > LAST:
+        return
+    if timing.cron:
+        # A cron goes by the wall clock, where the second of two equal hours looks like the first.
+        yield from (moment_of(when) for when in CronSim(timing.cron, shown_at(after, zone)))
+        return
+    clock = time.fromisoformat(timing.time)
+    start, today = shown_at(timing.anchor, zone).date(), shown_at(after, zone).date()
+    for k in count(max(0, (today - start).days // timing.days - 1)):
+        yield first_shown(start + timedelta(days=k * timing.days), clock, zone)
+
+
+def explained(timing: Timing) -> str:
+    """Say in plain words when it fires, as in `at 09:00 on weekdays, Europe/Berlin`."""
+    if timing.at is not None:
+        zone = zone_of(timing.timezone)
+        shown = "" if zone is None else f"{shown_at(timing.at, zone):%Y-%m-%d at %H:%M}"
+        return f"once, on {shown}, {timing.timezone}"
+    if timing.every:
+        return f"every {_counted(timing.every)}"
+    if timing.days:
+        days = "every day" if timing.days == 1 else f"every {timing.days} days"
+        return f"{days} at {timing.time}, {timing.timezone}"
+    told = CronSim(timing.cron, datetime(2000, 1, 1)).explain()  # noqa: DTZ001  no zone changes the words
+    told = told.replace("Monday through Friday", "weekdays")
+    return f"{told[0].lower()}{told[1:]}, {timing.timezone}"
+
+
+def _counted(every: int) -> str:
+    """Write a duration in whole words, the largest unit first."""
+    parts: list[str] = []
+    for unit, name in _UNITS:
+        number, every = divmod(every, unit)
+        if number:
+            parts.append(f"{number} {name}{'' if number == 1 else 's'}")
+    told = " and ".join(parts)
+    return told.removeprefix("1 ") if len(parts) == 1 else told
+
+
+def parse_at(text: str, timezone: str) -> int | str:
+    """Read a moment as a file has it, `2026-12-01 09:00`, or say why it cannot be read."""
+    wrong = f"`at` is {text[:LONGEST]!r}, which is no moment: write it like 2026-12-01 09:00."
+    zone = zone_of(timezone)
+    if zone is None:
+        return f"The time zone {timezone[:LONGEST]!r} is not known: write it like Europe/Berlin."
+    found = _AT.fullmatch(text.strip())
+    if found is None:
+        return wrong
+    try:
+        read = datetime.fromisoformat(found[0])
+        moment = moment_of(read) if found[1] else first_shown(read.date(), read.time(), zone)
+    except (ValueError, OverflowError):
+        return wrong
+    return moment if 0 <= moment < LAST else wrong
