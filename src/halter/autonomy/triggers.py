@@ -76,14 +76,14 @@ def schedule_now(
     if found.latest is None:
         return []
     while_off = ticks(timing, row.ticked_at, min(around.on_since, around.now))
-    skipped = list(_past(found, while_off, around))
+    skipped = list(_past(found, while_off))
     latest = found.latest
     if latest <= around.on_since or around.now < latest + _jitter(schedule, row.trigger, latest):
         return skipped
     return [*skipped, _latest(schedule, latest, row, around, hours)]
 
 
-def _past(found: Ticks, while_off: Ticks, around: Around) -> Iterator[Skip]:
+def _past(found: Ticks, while_off: Ticks) -> Iterator[Skip]:
     """Skip what came while the agent was off, and all but the last of what came while nothing looked."""
     if while_off.latest is not None:
         yield Skip("off", while_off.latest, while_off.count, "The agent was switched off.")

@@ -136,11 +136,7 @@ class Recalled:
             case TurnStarted():
                 message = msgspec.json.decode(await read(stored) or b'{"role":"user","parts":[]}', type=Message)
                 self.open(event.turn, event.inbox_seen, message, at, quiet=event.quiet)
-            case PhaseEntered():
-                self.phase = event
-            case ContextGiven():
-                self.given = from_body(await read(stored))
-            case HotStateSeen() | GuardrailTriggered() | TurnSkipped():
+            case HotStateSeen() | GuardrailTriggered() | TurnSkipped() | PhaseEntered() | ContextGiven():
                 await self._paced(event, stored, read)
             case MessageAdded():
                 self._flush(at)
@@ -168,8 +164,17 @@ class Recalled:
             case _:
                 pass
 
-    async def _paced(self, event: HotStateSeen | GuardrailTriggered | TurnSkipped, stored: Stored, read: Read) -> None:
+    async def _paced(
+        self,
+        event: HotStateSeen | GuardrailTriggered | TurnSkipped | PhaseEntered | ContextGiven,
+        stored: Stored,
+        read: Read,
+    ) -> None:
         match event:
+            case PhaseEntered():
+                self.phase = event
+            case ContextGiven():
+                self.given = from_body(await read(stored))
             case HotStateSeen():
                 self.hot = await read(stored)
             case GuardrailTriggered(until=int()) if self.turn.over:

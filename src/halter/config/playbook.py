@@ -8,6 +8,8 @@
   with: {path: price.txt, text: "${steps.page.json.offers.0.price}"}
 ```
 
+Or a mapping with such a list under `steps`, and `max_cost_usd` for all of them together.
+
 What a reference may be, and what comes of it, stands with `halter.core.playbook`.
 """
 
@@ -19,6 +21,7 @@ from typing import Any, Final, cast
 
 from halter.config.load import Document, KeyPath, Places, load_file
 from halter.config.shape import nearest
+from halter.core.money import dollars
 from halter.core.playbook import REFERENCE, Playbook, Reference, Step, parse_reference
 from halter.core.text import shorten, told
 
@@ -26,6 +29,8 @@ MAX_STEPS: Final = 1000
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _KEYS: Final = ("call", "with", "as")
+_BESIDE: Final = ("steps", "max_cost_usd")
+MOST_DOLLARS: Final = 1_000_000
 _FORMS: Final = "write ${inputs.NAME}, ${steps.NAME.text}, ${steps.NAME.json.PATH} or ${secret:NAME}"
 
 
@@ -36,18 +41,38 @@ def read_playbook(path: Path, shown: str | None = None) -> Playbook:
 
 def playbook_of(document: Document) -> Playbook:
     """Read a playbook, or raise a ConfigError that says what to change."""
-    places, value = document.places, document.value
+    places = document.places
+    above, value, cap = _steps(document)
     if not isinstance(value, list) or not value:
-        raise places.wrong((), f"a playbook is a list of steps, each with a `call`, but this is {told(value)}.")
+        raise places.wrong(above, f"a playbook is a list of steps, each with a `call`, but this is {told(value)}.")
     written = cast("list[Any]", value)
     if len(written) > MAX_STEPS:
-        raise places.wrong((MAX_STEPS,), f"a playbook has at most {MAX_STEPS} steps; split it.")
+        raise places.wrong((*above, MAX_STEPS), f"a playbook has at most {MAX_STEPS} steps; split it.")
     steps: list[Step] = []
     inputs: dict[str, None] = {}
     for index, step in enumerate(written):
-        steps.append(_step(step, places, (index,), [done.name for done in steps if done.name]))
+        steps.append(_step(step, places, (*above, index), [done.name for done in steps if done.name]))
         inputs |= dict.fromkeys(found.name for found in _found(step.get("with")) if found.source == "inputs")
-    return Playbook(tuple(steps), places.file, tuple(inputs))
+    return Playbook(tuple(steps), places.file, tuple(inputs), cap)
+
+
+def _steps(document: Document) -> tuple[KeyPath, Any, int | None]:
+    """Find the steps, and the cap that may stand beside them."""
+    whole: Any = document.value
+    if not isinstance(whole, dict) or "steps" not in whole:
+        return (), cast("Any", whole), None
+    value, places = cast("dict[str, Any]", whole), document.places
+    for key in value:
+        if key not in _BESIDE:
+            raise places.wrong(
+                (key,), f"`{shorten(key)}` is unknown; {nearest(key, _BESIDE, 'the keys of a playbook')}"
+            )
+    cap = value.get("max_cost_usd")
+    if cap is None:
+        return ("steps",), value["steps"], None
+    if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < MOST_DOLLARS:
+        raise places.wrong(("max_cost_usd",), f"`max_cost_usd` is {told(cap)}, but must be an amount, as in 0.50.")
+    return ("steps",), value["steps"], dollars(cap)
 
 
 def _step(value: Any, places: Places, path: KeyPath, earlier: list[str]) -> Step:

@@ -41,11 +41,12 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Playbook(msgspec.Struct, frozen=True):
-    """A list of calls to be made one after the other."""
+    """A list of calls to be made one after the other; a cap is on all of them together."""
 
     steps: tuple[Step, ...]
     file: str
     inputs: tuple[str, ...] = ()
+    max_cost_usd: int | None = None
 
     @property
     def tools(self) -> tuple[str, ...]:

@@ -215,6 +215,14 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
         return next((each for each in self.triggers() if each.name == name), None)
 
 
+class Skill(msgspec.Struct, frozen=True):
+    """What a SKILL.md says."""
+
+    name: str
+    description: str
+    instructions: str
+
+
 def trigger_id(agent: str, name: str) -> str:
     """Name a trigger in the whole fleet."""
     return f"{agent}/{name}"

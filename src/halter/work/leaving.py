@@ -107,7 +107,10 @@ def propose_memory(agent: str, clock: Clock) -> Verb:
         event = MemoryProposed(memory=memory, agent=agent)
         unless = (MemoryRow, (memory,))
         question = _question(agent, memory, "memory", asked.text, clock.now())
-        happened = (Happening(event, to_body(asked.text), unless=unless), msgspec.structs.replace(question, unless=unless))
+        happened = (
+            Happening(event, to_body(asked.text), unless=unless),
+            msgspec.structs.replace(question, unless=unless),
+        )
         return Output(f"Proposed as {memory}. A person decides whether it is kept.", happened=happened)
 
     return Verb(PROPOSE_MEMORY, "Propose something to be remembered in later sessions. A person decides.", _Memory, act)

@@ -56,8 +56,9 @@ def run_playbook(playbooks: Mapping[str, Playbook], make: MakeCall) -> Verb:
         missing = [name for name in playbook.inputs if name not in asked.inputs]
         return f"{asked.playbook} needs {listed(missing)} in `inputs`." if missing else ""
 
-    about = "Let the steps of a playbook be done. " + " ".join(_described(name, each) for name, each in playbooks.items())
-    return Verb(RUN_PLAYBOOK, about.strip(), _Asked, act, flaw, timeout=LONGEST)
+    known = " ".join(_described(name, each) for name, each in playbooks.items())
+    about = f"Let the steps of a playbook be done. {known}".strip()
+    return Verb(RUN_PLAYBOOK, about, _Asked, act, flaw, timeout=LONGEST)
 
 
 def _described(name: str, playbook: Playbook) -> str:

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from halter.core.clock import MINUTE
 from halter.core.messages import Message, Prompt, Text
+from halter.core.tasks import Skill
 from halter.core.text import clean, listed, shorten
 from halter.core.tools import Failed
 from halter.guard.request import Answered, FailedRequest, RefusedRequest, Request
@@ -16,14 +17,6 @@ from halter.work.verbs import Verb
 RUN_SKILL: Final = "run_skill"
 TRIES: Final = 3
 TIMEOUT: Final = 10 * MINUTE
-
-
-class Skill(msgspec.Struct, frozen=True):
-    """What a SKILL.md says."""
-
-    name: str
-    description: str
-    instructions: str
 
 
 class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
