@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from halter.core import folders
 from halter.core.pacing import Sensor as Spec
 from halter.core.pacing import Source
 from halter.core.sensing import Sensor, SensorFailed
@@ -199,7 +200,7 @@ async def test_pipes_and_names_that_are_no_text_do_no_harm(tmp_path: Path, inbox
 
 
 async def test_a_folder_with_too_many_files_is_a_failure(tmp_path: Path, inbox: Path, clock: Any, read: Any) -> None:
-    for number in range(listing.MOST_FOLDERS):
+    for number in range(folders.MOST_FOLDERS):
         (inbox / str(number)).mkdir()
     with pytest.raises(SensorFailed, match="holds more than 100,000 files or 1,000 folders"):
         await read(watching(tmp_path, clock, pattern="**/*"), 1)

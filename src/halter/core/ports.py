@@ -8,6 +8,7 @@ import msgspec
 
 from halter.core.events import AnyEvent, Unknown
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.library import Chunk, Found
 from halter.core.row import R, RowKey
 
 T = TypeVar("T")
@@ -174,6 +175,29 @@ class Store(Protocol):
 
     async def get(self, digest: Digest) -> bytes:
         """Return a blob; KeyError if it is not (or no longer) there."""
+        ...
+
+    async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
+        """Keep a document's chunks, all or none of them, in place of those that it had."""
+        ...
+
+    async def forget(self, document: str) -> None:
+        """Drop a document's chunks."""
+        ...
+
+    async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
+        """Tell which of these documents have chunks."""
+        ...
+
+    async def chunks(self, document: str) -> Sequence[Chunk]:
+        """Return a document's chunks in order."""
+        ...
+
+    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[Found]:
+        """Find chunks of these documents and of no others, the best first.
+
+        Those in which all words occur, or where there are none, those with any of them. The words may be any text.
+        """
         ...
 
     def changes(self) -> AsyncIterator[Change]:

@@ -8,10 +8,12 @@ from typing import Any, Final, Protocol
 
 from halter.core.errors import LeaseLost, RowRefused, StoreUnavailable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.library import Chunk, Found
 from halter.core.ports import Beat, Change, Committed, Lease, Stored, Write
 from halter.core.row import Row, RowKey
 from halter.core.rows import TABLES, StreamRow
 from halter.journal.apply import Applier, Changes, WorkingSet, declared, fence
+from halter.journal.entries import Entry
 
 RETRIES = 20
 
@@ -115,6 +117,22 @@ class Engine(Protocol):
 
     def get(self, digest: Digest) -> bytes | None:
         """Return a blob, if it is there."""
+        ...
+
+    def index(self, document: str, entries: Sequence[Entry]) -> None:
+        """Put a document's chunks in place of those that it had, in one transaction."""
+        ...
+
+    def indexed(self, documents: Sequence[str]) -> frozenset[str]:
+        """Tell which of these documents have chunks."""
+        ...
+
+    def chunks(self, document: str) -> Sequence[Chunk]:
+        """Return a document's chunks in order."""
+        ...
+
+    def search(self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool) -> Sequence[Found]:
+        """Find chunks of these documents in which every word occurs, or any; the best first."""
         ...
 
     def view(self) -> View:

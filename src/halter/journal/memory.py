@@ -9,6 +9,7 @@ import msgspec
 
 from halter.core.errors import BlobMissing
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
+from halter.core.library import Chunk, Found
 from halter.core.money import BudgetRow
 from halter.core.ports import Beat, Change, Lease, Stored
 from halter.core.row import Row, RowKey, lock_order
@@ -16,6 +17,7 @@ from halter.core.rows import FREE, AgentRow, DecisionRow, HaltRow, RuleRow, Sess
 from halter.journal.apply import Changes
 from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.engine import PROJECTIONS, View
+from halter.journal.entries import Entry
 from halter.journal.sqlite import LEASE, SqliteEngine
 
 BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
@@ -52,6 +54,7 @@ class MemoryEngine:
         self._mirror: SqliteEngine | None = None
         self._unmirrored = Unmirrored()
         self._mirroring = threading.RLock()
+        self._library: SqliteEngine | None = None
 
     def begin(self, *, wait: bool = True) -> None:
         """Nothing to lock: one thread at a time writes here."""
@@ -266,6 +269,31 @@ class MemoryEngine:
         """Return a blob, if it is there."""
         return self._blobs.get(digest)
 
+    def index(self, document: str, entries: Sequence[Entry]) -> None:
+        """Keep a document's chunks in a SQLite of their own: nothing else finds words as it does."""
+        with self._mirroring:
+            self._shelf().index(document, entries)
+
+    def indexed(self, documents: Sequence[str]) -> frozenset[str]:
+        """Tell which of these documents have chunks."""
+        with self._mirroring:
+            return self._shelf().indexed(documents)
+
+    def chunks(self, document: str) -> Sequence[Chunk]:
+        """Return a document's chunks in order."""
+        with self._mirroring:
+            return self._shelf().chunks(document)
+
+    def search(self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool) -> Sequence[Found]:
+        """Find chunks in which every word occurs, or any."""
+        with self._mirroring:
+            return self._shelf().search(documents, wanted, limit, every=every)
+
+    def _shelf(self) -> SqliteEngine:
+        if self._library is None:
+            self._library = SqliteEngine(":memory:", now=self._clock, new_id=lambda: self._store)
+        return self._library
+
     def view(self) -> View:
         """Copy everything; the copy is thrown away with the view."""
         return self._whole_mirror().view()
@@ -298,8 +326,11 @@ class MemoryEngine:
         return []
 
     def close(self) -> None:
-        """Forget the mirror; the rows go with the engine."""
+        """Forget the mirror and the library; the rows go with the engine."""
         self._forget_mirror()
+        if self._library is not None:
+            self._library.close()
+            self._library = None
 
     def _forget_mirror(self) -> None:
         with self._mirroring:

@@ -8,19 +8,21 @@ from typing import Any, Final
 import msgspec
 import psycopg
 from psycopg import sql
-from psycopg.rows import dict_row
 
 from halter.core.errors import BlobMissing, RowRefused, StoreUnavailable, StoreUnusable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
+from halter.core.library import Chunk, Found
 from halter.core.ports import EVERY_STREAM, Beat, Change, Lease, Stored
 from halter.core.row import Row, RowKey, lock_order
 from halter.core.rows import TABLES
 from halter.journal.apply import Changes
-from halter.journal.batches import Bytes, Texts, append, columns, statements, teach
+from halter.journal.batches import Bytes, Integers, Texts, append, columns, statements, teach
 from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.connection import Address, Connection, Line, connected, together, translated
 from halter.journal.engine import PROJECTIONS, Busy, Conflict, View
+from halter.journal.entries import Entry, for_tsquery, for_tsvector
 from halter.journal.meta import schema_version, store_id, words
+from halter.journal.postgres_view import PostgresView, answers, blob
 from halter.journal.queries import for_psycopg, load, migrations, row_statements
 from halter.journal.sqlite import LEASE, event_columns, stored
 
@@ -202,7 +204,7 @@ class PostgresEngine:
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Run a named query."""
         with self._reader.use() as connection:
-            return _answers(connection, name, params)
+            return answers(connection, name, params)
 
     def put(self, digest: Digest, data: bytes) -> None:
         """Keep a blob."""
@@ -212,7 +214,32 @@ class PostgresEngine:
     def get(self, digest: Digest) -> bytes | None:
         """Return a blob, if it is there."""
         with self._reader.use() as connection:
-            return _blob(connection, digest)
+            return blob(connection, digest)
+
+    def index(self, document: str, entries: Sequence[Entry]) -> None:
+        """Put a document's chunks in place of those that it had, in one transaction."""
+        with self._transaction() as connection:
+            connection.execute(self._sql["forget_chunks"], {"document": document})
+            for start in range(0, len(entries), ROWS_AT_ONCE):
+                portion = entries[start : start + ROWS_AT_ONCE]
+                connection.execute(self._sql["add_chunks"], {"document": document, **_chunk_columns(portion)})
+
+    def indexed(self, documents: Sequence[str]) -> frozenset[str]:
+        """Tell which of these documents have chunks."""
+        with self._reader.use() as connection:
+            found = connection.execute(self._sql["indexed"], {"documents": Texts(documents)})
+            return frozenset(row[0] for row in found)
+
+    def chunks(self, document: str) -> Sequence[Chunk]:
+        """Return a document's chunks in order."""
+        with self._reader.use() as connection:
+            return [Chunk(*row) for row in connection.execute(self._sql["chunks"], {"document": document})]
+
+    def search(self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool) -> Sequence[Found]:
+        """Find chunks in which every word occurs, or any."""
+        params = {"documents": Texts(documents), "query": for_tsquery(wanted, every=every), "limit": limit}
+        with self._reader.use() as connection:
+            return [Found(*row) for row in connection.execute(self._sql["search"], params)]
 
     def view(self) -> View:
         """Open a transaction that sees one moment only, on a connection of its own."""
@@ -277,7 +304,7 @@ class PostgresEngine:
     def _ready_to_look(self, connection: Connection) -> None:
         self._ready(connection)
         connection.execute(self._sql["look"])
-        _answers(connection, "meta", {})
+        answers(connection, "meta", {})
 
     def _migrate(self, new_id: Callable[[], str]) -> None:
         """Bring the schema up to date; of several processes that start together, one does it."""
@@ -298,10 +325,10 @@ class PostgresEngine:
                 news["schema"] = str(known[-1][0])
             for name, value in news.items():
                 connection.execute(self._sql["remember"], {"name": name, "value": value})
-            store_id(words(_answers(connection, "meta", {})), self._address.place)
+            store_id(words(answers(connection, "meta", {})), self._address.place)
 
     def _schema_version(self, connection: Connection, known: int) -> int:
-        said = words(_answers(connection, "meta", {}))
+        said = words(answers(connection, "meta", {}))
         others = _one(connection.execute(self._sql["has_tables"], {"schema": self._address.schema}))
         return schema_version(said, known, self._address.place, tables=others)
 
@@ -323,38 +350,6 @@ class PostgresEngine:
             self.rollback()
 
 
-class PostgresView:
-    """What one connection sees until its transaction is over."""
-
-    def __init__(self, connection: Connection, address: Address) -> None:
-        self._connection = connection
-        self._address = address
-
-    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Run a named query."""
-        with translated(self._address):
-            return _answers(self._connection, name, params)
-
-    def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Run a named query, for its plain columns."""
-        with translated(self._address):
-            query = for_psycopg(load("queries.sql")[name]).encode()
-            return self._connection.execute(query, params, binary=True).fetchall()
-
-    def get(self, digest: Digest) -> bytes | None:
-        """Return a blob, if it is there."""
-        with translated(self._address):
-            return _blob(self._connection, digest)
-
-    def flaws(self) -> Sequence[str]:
-        """Tell nothing: a server looks after its own pages, and says so when it reads a damaged one."""
-        return []
-
-    def close(self) -> None:
-        """End the transaction with the connection."""
-        self._connection.close()
-
-
 def hints(heads: Mapping[StreamId, int]) -> list[str]:
     """Write where streams stand now, in as many pieces as notifications need; too much is told as `look at all`."""
     text = msgspec.json.encode(heads).decode()
@@ -371,6 +366,17 @@ def _heard(hint: str) -> list[Change]:
     return [Change(StreamId(stream), head) for stream, head in heads.items()]
 
 
+def _chunk_columns(entries: Sequence[Entry]) -> dict[str, Any]:
+    chunks = [entry.chunk for entry in entries]
+    return {
+        "numbers": Integers(chunk.number for chunk in chunks),
+        "starts": Integers(chunk.start for chunk in chunks),
+        "ends": Integers(chunk.end for chunk in chunks),
+        "texts": Texts(chunk.text for chunk in chunks),
+        "words": Texts(for_tsvector(entry.words) for entry in entries),
+    }
+
+
 def _by_table(keys: Iterable[RowKey]) -> Iterable[tuple[type[Row], Iterable[RowKey]]]:
     return groupby(sorted(keys, key=lambda key: _ORDER[key[0]]), lambda key: key[0])
 
@@ -384,15 +390,3 @@ def _table(row: Row) -> int:
 
 def _one(cursor: psycopg.Cursor[tuple[Any, ...]]) -> Any:
     return cursor.fetchall()[0][0]
-
-
-def _answers(connection: Connection, name: str, params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    with connection.cursor(row_factory=dict_row, binary=True) as cursor:
-        return cursor.execute(for_psycopg(load("queries.sql")[name]).encode(), params).fetchall()
-
-
-def _blob(connection: Connection, digest: Digest) -> bytes | None:
-    found = connection.execute(
-        for_psycopg(load("postgres/engine.sql")["get"]).encode(), {"digest": digest}, binary=True
-    )
-    return next((row[0] for row in found), None)

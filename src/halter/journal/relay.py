@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import TypeVar
 
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.library import Chunk, Found
 from halter.core.ports import Beat, Change, Committed, Lease, Query, Store, Stored, Write
 
 T = TypeVar("T")
@@ -51,6 +52,26 @@ class Relay:
     async def get(self, digest: Digest) -> bytes:
         """Fetch a blob."""
         return await self._passed(lambda: self._store.get(digest))
+
+    async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
+        """Pass a document on."""
+        await self._passed(lambda: self._store.index(document, chunks))
+
+    async def forget(self, document: str) -> None:
+        """Pass on that a document is to go."""
+        await self._passed(lambda: self._store.forget(document))
+
+    async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
+        """Ask which documents are there."""
+        return await self._passed(lambda: self._store.indexed(documents))
+
+    async def chunks(self, document: str) -> Sequence[Chunk]:
+        """Fetch a document's chunks."""
+        return await self._passed(lambda: self._store.chunks(document))
+
+    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[Found]:
+        """Pass a search on."""
+        return await self._passed(lambda: self._store.search(documents, words, limit))
 
     def changes(self) -> AsyncIterator[Change]:
         """Follow the other store."""

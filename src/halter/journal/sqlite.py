@@ -12,11 +12,13 @@ from halter.core.clock import SECOND
 from halter.core.codec import decode
 from halter.core.errors import BlobMissing, RowRefused, StoreUnusable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
+from halter.core.library import Chunk, Found
 from halter.core.ports import Beat, Change, Lease, Stored
 from halter.core.row import Row, RowKey
 from halter.journal.apply import Changes
 from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.engine import PROJECTIONS, Busy, View
+from halter.journal.entries import Entry, for_fts5
 from halter.journal.meta import schema_version, store_id, words
 from halter.journal.queries import load, migrations, row_statements, statements
 from halter.journal.sqlite_file import (
@@ -185,11 +187,7 @@ class SqliteEngine:
             leases: list[Lease] = []
             for name in ("claim_orphans", "claim_due") if only is None else ("claim_one",):
                 params = {"worker": worker, "now": now, "format": program_format, "limit": limit - len(leases)}
-                params |= (
-                    {"agents": None if agents is None else msgspec.json.encode(list(agents)).decode()}
-                    if only is None
-                    else {"session": only}
-                )
+                params |= {"agents": None if agents is None else _json(agents)} if only is None else {"session": only}
                 leases += [Lease(SessionId(row[0]), worker, row[1]) for row in execute(self._sql[name], params)]
             return leases
 
@@ -225,6 +223,32 @@ class SqliteEngine:
         with self._translated():
             return blob(self._reader, digest)
 
+    def index(self, document: str, entries: Sequence[Entry]) -> None:
+        """Put a document's chunks in place of those that it had, in one transaction."""
+        with self._transaction() as execute:
+            for name in ("forget_words", "forget_chunks"):
+                execute(self._sql[name], {"document": document})
+            for entry in entries:
+                added = execute(self._sql["add_chunk"], msgspec.structs.asdict(entry.chunk)).lastrowid
+                execute(self._sql["add_words"], {"id": added, "words": " ".join(entry.words)})
+
+    def indexed(self, documents: Sequence[str]) -> frozenset[str]:
+        """Tell which of these documents have chunks."""
+        with self._translated():
+            found = self._reader.execute(self._sql["indexed"], {"documents": _json(documents)})
+            return frozenset(row[0] for row in found)
+
+    def chunks(self, document: str) -> Sequence[Chunk]:
+        """Return a document's chunks in order."""
+        with self._translated():
+            return [Chunk(*row) for row in self._reader.execute(self._sql["chunks"], {"document": document})]
+
+    def search(self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool) -> Sequence[Found]:
+        """Find chunks in which every word occurs, or any."""
+        params = {"documents": _json(documents), "query": for_fts5(wanted, every=every), "limit": limit}
+        with self._translated():
+            return [Found(*row) for row in self._reader.execute(self._sql["search"], params)]
+
     def view(self) -> View:
         """Begin to read on a connection of its own; what is kept in memory has only one.
 
@@ -251,9 +275,13 @@ class SqliteEngine:
             raise StoreUnusable(message) from error
 
     def scrub(self) -> bool:
-        """Drop blobs that nothing names, and cut off the write-ahead log; a reader elsewhere can be in its way."""
+        """Drop blobs that nothing names and words that are deleted, and cut off the write-ahead log.
+
+        A reader elsewhere can be in its way.
+        """
         with self._transaction() as execute:
             execute(self._sql["sweep_blobs"], {"before": self.now() - UNNAMED_FOR})
+            execute(self._sql["merge_words"])
         with self._translated():
             for _ in range(SCRUBS):
                 busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -343,6 +371,10 @@ class SqliteEngine:
 def stored(row: Sequence[Any]) -> Stored:
     """Read an event from its columns."""
     return Stored(*row, event=decode(row[2], row[3], row[8]))
+
+
+def _json(names: Sequence[str]) -> str:
+    return msgspec.json.encode(list(names)).decode()
 
 
 def event_columns(event: Stored) -> tuple[Any, ...]:

@@ -35,6 +35,11 @@ def in_words(error: sqlite3.Error, path: str) -> StoreError:
         return damaged(text, path)
     if name.startswith("SQLITE_IOERR"):
         return StoreUnavailable(f"The disk of {path} failed ({text}). Nothing was written; check the disk.")
+    if text == "no such module: fts5":
+        return StoreUnusable(
+            f"SQLite {sqlite3.sqlite_version} of this Python has no full-text search (FTS5), which the store {path} "
+            "needs: use a Python whose SQLite has it."
+        )
     return StoreUnusable(
         f"The store {path} did not understand what was asked of it ({text}). If somebody changed its tables by hand, "
         "restore it from a backup."

@@ -16,11 +16,13 @@ import msgspec
 from halter.core.errors import LeaseLost, StoreUnavailable, StoreUnusable
 from halter.core.events import FORMAT
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.library import Chunk, Found, asked_words
 from halter.core.ports import EVERY_STREAM, Beat, Change, Committed, Lease, Query, Stored, Write
 from halter.core.row import Row
 from halter.core.text import clean
 from halter.journal.apply import Applier, apply
 from halter.journal.engine import Answer, Busy, Engine, View, run
+from halter.journal.entries import entries
 
 T = TypeVar("T")
 
@@ -29,6 +31,7 @@ BATCH: Final = 256
 
 HINTS_KEPT: Final = 1024
 WATCH_SECONDS: Final = 0.05
+MOST_FOUND: Final = 1000
 
 
 class Observer(Protocol):
@@ -147,6 +150,38 @@ class JournalStore:
         if data is None:
             raise KeyError(digest)
         return data
+
+    async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
+        """Keep a document's chunks in place of those that it had. Their words are made before anything is locked."""
+        name = clean(document)
+        made = entries(name, chunks) if self._inline else await asyncio.to_thread(entries, name, chunks)
+        await self._writing(lambda: self._engine.index(name, made))
+
+    async def forget(self, document: str) -> None:
+        """Drop a document's chunks."""
+        await self._writing(lambda: self._engine.index(clean(document), []))
+
+    async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
+        """Tell which of these documents have chunks."""
+        return await self._reading(lambda: self._engine.indexed([clean(document) for document in documents]))
+
+    async def chunks(self, document: str) -> Sequence[Chunk]:
+        """Return a document's chunks in order."""
+        return await self._reading(lambda: self._engine.chunks(clean(document)))
+
+    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[Found]:
+        """Find chunks with all of the words, or where there are none, with any of them."""
+        named = [clean(document) for document in documents]
+        most = max(0, min(limit, MOST_FOUND))
+
+        def look() -> Sequence[Found]:
+            wanted = asked_words(words)
+            if not wanted:
+                return []
+            search = self._engine.search
+            return search(named, wanted, most, every=True) or search(named, wanted, most, every=False)
+
+        return await self._reading(look)
 
     async def study(self, job: Callable[[View], T]) -> T:
         """Let a job look at the store as it is at this moment, for as long as it likes and in nobody's way."""

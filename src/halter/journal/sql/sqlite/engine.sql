@@ -117,3 +117,38 @@ SELECT data FROM blobs WHERE digest = :digest;
 -- name: grown
 -- Which streams other processes have made longer.
 SELECT stream, MAX(seq) AS head, MAX(position) AS position FROM events WHERE position > :position GROUP BY stream;
+
+-- name: forget_words
+-- The words of a document's chunks.
+DELETE FROM chunk_words WHERE rowid IN (SELECT id FROM chunks WHERE document = :document);
+
+-- name: forget_chunks
+-- A document's chunks, after their words.
+DELETE FROM chunks WHERE document = :document;
+
+-- name: add_chunk
+-- One piece of a document.
+INSERT INTO chunks (document, number, start, "end", text) VALUES (:document, :number, :start, :end, :text);
+
+-- name: add_words
+-- The words of a chunk, under its id.
+INSERT INTO chunk_words (rowid, words) VALUES (:id, :words);
+
+-- name: merge_words
+-- The index keeps what was deleted until its parts are merged.
+INSERT INTO chunk_words (chunk_words) VALUES ('optimize');
+
+-- name: search
+-- The chunks of some documents that fit, the best first.
+SELECT c.document, c.number, c.start, c."end", c.text, -bm25(chunk_words) AS fit
+FROM chunk_words JOIN chunks c ON c.id = chunk_words.rowid
+WHERE chunk_words MATCH :query AND c.document IN (SELECT value FROM json_each(:documents))
+ORDER BY fit DESC, c.document, c.number LIMIT :limit;
+
+-- name: indexed
+-- Which of these documents have chunks.
+SELECT value FROM json_each(:documents) WHERE EXISTS (SELECT 1 FROM chunks WHERE document = value);
+
+-- name: chunks
+-- A document's chunks, in order.
+SELECT document, number, start, "end", text FROM chunks WHERE document = :document ORDER BY number;

@@ -1,0 +1,121 @@
+"""Files on a real disk: found, named by what is in them, and read whole or not at all."""
+
+import hashlib
+import itertools
+import mmap
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from halter.core.library import Unreadable
+from halter.documents.shelf import MOST_BYTES, Taken, file_digest, scan, take
+
+
+def flaw(found: object) -> str:
+    assert isinstance(found, Unreadable)
+    return found.sentence
+
+
+def names(folder: Path, pattern: str) -> set[str]:
+    found = scan(folder, pattern)
+    assert not isinstance(found, Unreadable)
+    return set(found)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Path:
+    folder = tmp_path / "shelf"
+    (folder / "deep" / "deeper").mkdir(parents=True)
+    for name in ("a.txt", "b.md", "deep/c.txt", "deep/deeper/d.txt"):
+        (folder / name).write_text(name)
+    return folder
+
+
+def test_files_are_named_by_their_paths_in_the_folder(shelf: Path) -> None:
+    assert names(shelf, "*.txt") == {"a.txt"}
+    assert names(shelf, "**/*.txt") == {"a.txt", "deep/c.txt", "deep/deeper/d.txt"}
+    assert names(shelf, "deep/*") == {"deep/c.txt"}
+
+
+def test_no_link_leads_out_of_the_folder(shelf: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "e.txt").write_text("secret")
+    (shelf / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (shelf / "folder").symlink_to(tmp_path / "others")
+    (shelf / "inside.txt").symlink_to(shelf / "a.txt")
+    (shelf / "loop").symlink_to(shelf)
+    assert names(shelf, "**/*.txt") == {"a.txt", "inside.txt", "deep/c.txt", "deep/deeper/d.txt"}
+
+
+def test_a_folder_that_vanishes_is_a_sentence(shelf: Path) -> None:
+    shutil.rmtree(shelf)
+    assert flaw(scan(shelf, "*")) == "The folder shelf cannot be read: No such file or directory."
+
+
+def test_a_folder_that_is_a_file_is_a_sentence(shelf: Path) -> None:
+    assert "cannot be read" in flaw(scan(shelf / "a.txt", "*"))
+
+
+def test_a_file_is_taken_with_the_digest_of_its_bytes(shelf: Path) -> None:
+    digest = hashlib.sha256(b"a.txt").hexdigest()
+    assert take(shelf / "a.txt") == Taken(b"a.txt", digest)
+    assert file_digest(shelf / "a.txt") == digest
+
+
+def test_a_large_file_is_refused_without_being_read(tmp_path: Path) -> None:
+    large = tmp_path / "large.log"
+    with large.open("wb") as file:
+        file.truncate(200 * 1024 * 1024)
+    assert flaw(take(large)) == (
+        "large.log has 209,715,200 bytes, and a document may have 52,428,800: split it, or leave it out."
+    )
+    assert len(str(file_digest(large))) == 64
+    with large.open("wb") as file:
+        file.truncate(MOST_BYTES)
+    assert isinstance(take(large), Taken)
+
+
+@pytest.mark.parametrize("look", [take, file_digest])
+def test_what_is_no_plain_file_is_a_sentence(shelf: Path, look: object) -> None:
+    assert callable(look)
+    os.mkfifo(shelf / "pipe.txt")
+    assert flaw(look(shelf / "pipe.txt")) == "pipe.txt is no plain file."
+    assert flaw(look(shelf / "deep")) == "deep is a folder: name a file in it."
+    assert flaw(look(shelf / "gone.txt")) == "gone.txt is not there, or not any more."
+    assert flaw(look(shelf / "a.txt" / "b.txt")) == "b.txt is not there, or not any more."
+    assert "cannot be read" in flaw(look(shelf / "a\0b"))
+    assert "cannot be read" in flaw(look(shelf / ("x" * 300)))
+
+
+def scribble(file: Path, over: threading.Event) -> None:
+    """Write a file over and over through memory: that leaves its time of change as it is."""
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as memory:
+        for letter in itertools.cycle(b"abcdefgh"):
+            if over.is_set():
+                return
+            memory[:] = bytes([letter]) * len(memory)
+
+
+def test_a_file_that_is_written_to_meanwhile_is_never_taken_half(tmp_path: Path) -> None:
+    """Each version is all of one letter, so half of one and half of another would show."""
+    file = tmp_path / "busy.txt"
+    file.write_bytes(b"a" * 8_000_000)
+    over = threading.Event()
+    writer = threading.Thread(target=scribble, args=(file, over))
+    writer.start()
+    try:
+        found = [take(file) for _ in range(30)]
+        digests = [file_digest(file) for _ in range(10)]
+    finally:
+        over.set()
+        writer.join()
+    troubles = [each.sentence for each in (*found, *digests) if isinstance(each, Unreadable)]
+    assert all("was changed while it was read" in each for each in troubles)
+    assert all(len(set(each.data)) == 1 for each in found if isinstance(each, Taken))
+    whole = {hashlib.sha256(bytes([letter]) * 8_000_000).hexdigest() for letter in b"abcdefgh"}
+    assert {each for each in digests if isinstance(each, str)} <= whole
+    assert isinstance(take(file), Taken)
