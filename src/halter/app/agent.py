@@ -13,27 +13,34 @@ from msgspec import UNSET
 
 from halter.app.opened import App
 from halter.app.pacing import against_pacing
+from halter.app.shelves import Library
 from halter.config.agent import read_agent
+from halter.config.definition import definition_digest
 from halter.config.fleet import Fleet, read_fleet
 from halter.config.load import KeyPath
 from halter.config.mcp import MCP_FILE, read_servers
 from halter.config.mind import Read, read_mind
+from halter.config.playbook import read_playbook
 from halter.config.resolve import against_tools, resolve
+from halter.config.skills import read_skills
 from halter.config.trust import Trust, folder_digest
 from halter.core.errors import ConfigError
 from halter.core.events import ToolPinned
 from halter.core.ids import FLEET
 from halter.core.mind import Mind
+from halter.core.playbook import Playbook
 from halter.core.ports import Draft, Query, Write
 from halter.core.rows import PinRow
 from halter.core.servers import quarantined
 from halter.core.spec import Resolved
+from halter.core.tasks import Skill, Tasks
 from halter.core.text import listed
 from halter.core.tools import Tool, ToolSpec
 from halter.guard.approvals import Question, ask
 from halter.guard.ask import Standing
 from halter.guard.recovery import WAITS
 from halter.guard.secrets import Secrets, from_environment
+from halter.journal.patient import PatientStore
 from halter.settings import Settings
 from halter.tools.tool import FunctionTool
 from halter.work.verbs import verb_specs
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
     from halter.tools.mcp import Offer
 
 OWN_TOOLS: Final = "tools.py"
+PLAYBOOKS: Final = "playbooks"
 
 
 def _nowhere(_: KeyPath) -> str:
@@ -55,7 +63,8 @@ UNTHINKING: Final = Read(Mind(), _nowhere, _nowhere)
 class Assembled:
     """An agent that is ready to work. `left_out` says which tools of its servers cannot be used, and why.
 
-    `read` is how it thinks and paces itself; one that has no model can only play.
+    `read` is how it thinks and paces itself; one that has no model can only play. `folder` is the digest of its folder
+    as it was read.
     """
 
     policy: Resolved
@@ -64,6 +73,10 @@ class Assembled:
     quarantined: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = field(default=())
     read: Read = UNTHINKING
+    library: Library | None = None
+    skills: Mapping[str, Skill] = field(default_factory=dict[str, Skill])
+    playbooks: Mapping[str, Playbook] = field(default_factory=dict[str, Playbook])
+    folder: str = ""
 
     def standing(self, session: str, trigger: str = "") -> Standing:
         """Tell where a session of this agent stands at its beginning."""
@@ -93,7 +106,25 @@ async def assembled(app: App, folder: Path) -> AsyncGenerator[Assembled]:
         against_tools(policy, agent, (*(tool.spec for tool in tools.values()), *verb_specs()))
         against_pacing(policy, read.pacing, agent, tools.values())
         waiting = await _pinned(app, policy.name, [tool.spec for tool in offer.tools])
-        yield Assembled(policy, tools, secrets, waiting, offer.left_out, read)
+        yield Assembled(
+            policy,
+            tools,
+            secrets,
+            waiting,
+            offer.left_out,
+            read,
+            library=Library(PatientStore(app.store, app.clock), folder),
+            skills=read_skills(folder),
+            playbooks=playbooks_of(folder, read.tasks),
+            folder=definition_digest(folder),
+        )
+
+
+def playbooks_of(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:
+    """Read the playbooks of an agent: those in their own folder, and those that a trigger names."""
+    files = [*sorted((folder / PLAYBOOKS).glob("*.yaml"))]
+    files += [folder / each.playbook for each in tasks.triggers() if each.playbook is not UNSET]
+    return {file.stem: read_playbook(file, str(file.relative_to(folder))) for file in dict.fromkeys(files)}
 
 
 def trust_of(settings: Settings) -> Trust:

@@ -1,13 +1,15 @@
 """A session put together with all that it takes to go on: its tools, its loop, its senses and its pace."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
 
 from halter.app.speaking import Speaking
+from halter.app.tasking import Tasking
 from halter.app.thinking import thinking
+from halter.app.triggered import beginnings_of
 from halter.autonomy.awareness import Awareness
 from halter.autonomy.hotstate import HotState
 from halter.autonomy.hours import hours_of
@@ -15,9 +17,11 @@ from halter.autonomy.pace import Paced, Terms
 from halter.brain.loop import NO_SENSES, NOBODY, Loop, Watching
 from halter.brain.running import Running, Waits
 from halter.config.pacing import compiled_gate
+from halter.core.limits import Cap, Caps
 from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow, Snapshot
 from halter.core.spec import Phase
+from halter.core.tasks import AnyTrigger
 from halter.core.tools import Tool
 from halter.guard.ask import Standing
 from halter.work.conversation import Conversation
@@ -65,17 +69,29 @@ async def attending(
     app, store, agent, session = speaking.app, speaking.store, speaking.agent, row.session
     terms = terms_of(speaking)
     names = tuple(dict.fromkeys(terms.pacing.names()))
-    more = [*verbs(store, session, row.kind, names), *([answer] if answer else [])]
+    began = await beginnings_of(speaking, row)
+    tasking = Tasking(speaking, row, began.trigger, began.documents)
+    always = [*verbs(store, session, row.kind, names), *([answer] if answer else [])]
+    more = [*always, *tasking.verbs()]
     tools = {**agent.tools, **{verb.spec.name: verb for verb in more}}
-    thinks = thinking(agent, speaking.models, row.kind, tools, output=answer is not None)
     everything = {**tools, **(sensed or {})}
-    standing = standing_of(speaking, session, row, everything)
+    own = [*(verb.spec.name for verb in always), *(sensed or {})]
+    phases = [granted(phase, own, began.grants) for phase in agent.policy.phases]
+    thinks = thinking(agent, speaking.models, row.kind, tools, phases[0], output=answer is not None)
+    standing = standing_of(speaking, row, phases[0], began.trigger)
     running = Running(store, app.clock, speaking.gatehouse(), lease, standing, everything, waits)
+    tasking.running = running
     aware = Awareness(HotState(terms.pacing.fields), app.clock)
     aware.hot.restore(await _kept(speaking, row))
     senses = aware.senses() if terms.pacing.fields or row.kind == "autonomous" else NO_SENSES
     loop = Loop(running, app.clock, thinks, speaking.chance, senses, watching)
-    pace = Paced(running, loop, app.clock, terms, aware) if row.kind == "autonomous" else None
+    pace = (
+        Paced(running, loop, app.clock, terms, aware)
+        if row.kind == "autonomous"
+        else tasking.walk(loop, phases, tools)
+        if row.kind == "task"
+        else None
+    )
     conversation = Conversation(running, loop, app.clock, pace, resident=sensed is not None)
     return Attending(running, loop, conversation, aware, terms)
 
@@ -96,20 +112,35 @@ async def autonomous_of(speaking: Speaking) -> SessionRow | None:
     return next(iter(await speaking.store.ask(Query("sessions_of", SessionRow, params))), None)
 
 
-def standing_of(speaking: Speaking, session: str, row: SessionRow, tools: Mapping[str, Tool]) -> Standing:
-    """Tell where a session stands: with the verbs granted in its phase, and with its last words paid for beforehand."""
+def granted(phase: Phase, own: Sequence[str], most: Sequence[str] | None) -> Phase:
+    """Grant what every session may use beside what a phase grants; a sub-session nothing beyond what it was given."""
+    if most is not None:
+        within = most if phase.grants is None else [name for name in phase.grants if name in most]
+        phase = Phase(phase.name, tuple(within))
+    return phase if phase.grants is None else Phase(phase.name, (*phase.grants, *own))
+
+
+def standing_of(speaking: Speaking, row: SessionRow, phase: Phase, trigger: AnyTrigger | None) -> Standing:
+    """Tell where a session stands: in its phase, below the caps of its trigger, with its last words paid for."""
     agent = speaking.agent
-    standing, policy = agent.standing(session, row.trigger), agent.policy
-    phase = standing.phase
-    if phase.grants is not None:
-        own = (name for name in tools if name not in agent.tools)
-        phase = Phase(phase.name, (*phase.grants, *own))
+    standing, policy = agent.standing(row.session, row.trigger), agent.policy
+    if trigger is not None:
+        policy = msgspec.structs.replace(policy, caps=caps_of(policy.caps, trigger))
     cap, wraps_up = policy.caps.session.max_cost_usd, policy.on_cap == "wrap_up"
     hourly = agent.read.pacing.autonomy.token_budget_per_hour if row.kind == "autonomous" else 0
     return msgspec.structs.replace(
         standing,
         phase=phase,
+        policy=policy,
         kept_usd=round((cap or 0) * policy.reserve_cost_fraction) if wraps_up else 0,
         kept_tokens=policy.reserve_tokens if wraps_up else 0,
         tokens_per_hour=hourly or None,
     )
+
+
+def caps_of(caps: Caps, trigger: AnyTrigger) -> Caps:
+    """Let a session inherit the caps of its trigger: of one run, and of all of them together."""
+    run, own = trigger.max_cost_usd, caps.session.max_cost_usd
+    if run is not UNSET and run is not None:
+        own = run if own is None else min(own, run)
+    return msgspec.structs.replace(caps, session=Cap(own, caps.session.per), trigger=trigger.caps())

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from halter.app.attending import Attending, attending
+from halter.app.playing import go_on_with, plays
 from halter.app.sensors import Sensors, fetchers
 from halter.app.speaking import Speaking
 from halter.app.talking import begin, row_of
@@ -49,6 +50,11 @@ class Living:
         """The agent's name."""
         return self.speaking.agent.policy.name
 
+    @property
+    def autonomous(self) -> bool:
+        """Tell whether the agent runs by itself, beside what is triggered."""
+        return self.speaking.agent.read.pacing.autonomy.enabled
+
     async def begin(self, number: int) -> SessionId:
         """Begin the agent's session of that number; one that was begun before stays as it is."""
         return await begin(self.speaking, "", "autonomous", f"{self.name}-{number}")
@@ -60,12 +66,16 @@ class Living:
             await self._visited(made, lease)
             return
         row = await row_of(self.speaking, lease.session)
+        if await plays(self.speaking, row):
+            await go_on_with(self.speaking, lease)
+            return
         watching = Watching(listen=lambda chunk: self._heard(lease.session, chunk))
-        sensed = fetchers(self.speaking) if self._resident else None
+        resident = self._resident and row.kind == "autonomous"
+        sensed = fetchers(self.speaking) if resident else None
         made = await attending(self.speaking, row, lease, watching=watching, sensed=sensed)
         if lease.generation > POISON and await self._kills(made, lease):
             return
-        if not self._resident:
+        if not resident:
             await self._visited(made, lease)
             return
         stays(lease.session)

@@ -4,17 +4,24 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET
 
 from halter.app.agent import Assembled
+from halter.app.attending import granted, standing_of
 from halter.app.doors import gatehouse_for
 from halter.app.opened import LEASE, App
+from halter.app.speaking import Speaking
+from halter.app.talking import row_of
+from halter.app.tasking import Tasking
+from halter.app.triggered import beginnings_of, read_made, trigger_row
 from halter.brain.running import Running, Waits
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, new_worker, session_stream
 from halter.core.playbook import Playbook
-from halter.core.ports import kept, said
+from halter.core.ports import Lease, kept, said
+from halter.core.rows import SessionRow
 from halter.core.text import from_body, listed
 from halter.dispatch.tending import taken, tended
 from halter.journal.patient import PatientStore
@@ -51,6 +58,29 @@ async def begin(app: App, agent: Assembled, playbook: Playbook, inputs: Mapping[
     )
     await app.store.commit(life.start(event, *await kept(app.store, task)))
     return session
+
+
+async def plays(speaking: Speaking, row: SessionRow) -> bool:
+    """Tell whether a session that was triggered walks through a playbook."""
+    if not row.trigger:
+        return False
+    found = await trigger_row(speaking.store, row.trigger)
+    made = None if found is None else await read_made(speaking.store, found)
+    return made is not None and made.trigger().playbook is not UNSET
+
+
+async def go_on_with(speaking: Speaking, lease: Lease) -> Ended:
+    """Take a playbook's session from where it stands to its end, in the hands of whoever has its lease."""
+    agent, app, store = speaking.agent, speaking.app, speaking.store
+    task = await _task(app, agent, lease.session)
+    row = await row_of(speaking, lease.session)
+    began = await beginnings_of(speaking, row)
+    tasking = Tasking(speaking, row, began.trigger, began.documents)
+    tools = {**agent.tools, **{verb.spec.name: verb for verb in tasking.verbs()}}
+    standing = standing_of(speaking, row, granted(agent.policy.phases[0], (), began.grants), began.trigger)
+    running = Running(store, app.clock, speaking.gatehouse(), lease, standing, tools)
+    tasking.running = running
+    return await walk(running, store, task)
 
 
 async def go_on(app: App, agent: Assembled, session: SessionId, tell: Tell, waits: Waits = lambda _, __: None) -> Ended:

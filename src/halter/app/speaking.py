@@ -13,7 +13,8 @@ from halter.brain.turn import ASK_USER, FINAL_ANSWER, YIELD
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import WorkerId
-from halter.core.mind import REFLEX, SCRIPTED
+from halter.core.messages import Model
+from halter.core.mind import REFLEX, SCRIPTED, ModelPurpose
 from halter.guard.gatehouse import Gatehouse
 from halter.journal.patient import PatientStore
 from halter.work.verbs import READ_OUTPUT
@@ -52,6 +53,11 @@ class Speaking(msgspec.Struct, frozen=True):
         for name in VERBS:
             if name in self.agent.tools:
                 raise ConfigError(f"Halter itself gives every agent a tool {name}: give your own another name.")
+
+    def model_for(self, purpose: ModelPurpose) -> Model:
+        """Find the model that is named for a purpose, or else the one that thinks."""
+        mind = self.agent.read.mind
+        return self.models.named(mind.model_for.get(purpose) or mind.model)
 
     def gatehouse(self) -> Gatehouse:
         """Make the doors of the agent's sessions. Rules and scripts foresee nothing, unless they are told to."""

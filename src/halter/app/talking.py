@@ -1,18 +1,20 @@
 """Sessions of an agent that thinks: begun, spoken to, gone on with, in this process or in another one."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from halter.app.attending import attending, autonomous_of
 from halter.app.speaking import Speaking
+from halter.app.tasking import given
 from halter.brain.loop import NOBODY, Loop, Watching
 from halter.brain.running import Waits
 from halter.config.pacing import recorded
 from halter.core.errors import ConfigError
-from halter.core.events import SessionStarted
+from halter.core.events import ContextGiven, PhaseEntered, SessionStarted
 from halter.core.ids import SessionId
-from halter.core.ports import Lease, Query, kept
+from halter.core.ports import Draft, Lease, Query, kept
 from halter.core.rows import SessionRow
 from halter.core.text import to_body
 from halter.core.tools import Tool
@@ -28,22 +30,36 @@ async def begin(speaking: Speaking, text: str, kind: SessionKind, session: str =
     """Start a session; what it is given opens its first turn. One that was started before stays as it is."""
     if kind == "task" and not text.strip():
         raise ConfigError(NOTHING_SAID)
-    speaking.demand_model()
-    app, agent = speaking.app, speaking.agent
-    said = {"policy": agent.policy, "mind": agent.read.mind, "pacing": recorded(agent.read.pacing)}
-    definition = msgspec.json.encode(said, order="sorted")
-    event = SessionStarted(
-        session=session or app.ids.new(),
-        agent=agent.policy.name,
-        kind=kind,
-        started_by=app.settings.person,
-        definition=await speaking.store.put(definition),
-    )
+    app = speaking.app
+    event, more = await beginning(speaking, kind, session or app.ids.new())
     body = to_body(speaking.gatehouse().redacted(text))
-    committed = await speaking.store.commit(life.start(event, *await kept(speaking.store, body)))
+    committed = await speaking.store.commit(life.start(event, *await kept(speaking.store, body), more))
     if kind == "chat" and not committed.repeated:
         await _pass_on(speaking, event.session, text)
     return SessionId(event.session)
+
+
+async def beginning(speaking: Speaking, kind: SessionKind, session: str) -> tuple[SessionStarted, Sequence[Draft]]:
+    """Put together how a session begins: what defines it, what people kept of earlier ones, and its first phase."""
+    speaking.demand_model()
+    agent, store = speaking.agent, speaking.store
+    said = {"policy": agent.policy, "mind": agent.read.mind, "pacing": recorded(agent.read.pacing)}
+    event = SessionStarted(
+        session=session,
+        agent=agent.policy.name,
+        kind=kind,
+        started_by=speaking.app.settings.person,
+        definition=await store.put(msgspec.json.encode(said, order="sorted")),
+        folder=agent.folder,
+    )
+    more: list[Draft] = []
+    memories, precedents, words = await given(store, agent.policy.name)
+    if words:
+        context = ContextGiven(memories=memories, precedents=precedents)
+        more.append(Draft(context, *await kept(store, to_body(words))))
+    if kind == "task" and len(agent.policy.phases) > 1:
+        more.append(Draft(PhaseEntered(phase=agent.policy.phases[0].name, number=0)))
+    return event, more
 
 
 async def say(speaking: Speaking, session: str, text: str) -> None:

@@ -9,6 +9,7 @@ from halter.brain.decide import Rules
 from halter.brain.window import Thinking
 from halter.core.messages import Model
 from halter.core.mind import REFLEX, SCRIPTED
+from halter.core.spec import Phase
 from halter.core.tools import Tool
 from halter.core.usage import ModelName
 from halter.core.vocabulary import SessionKind
@@ -69,13 +70,12 @@ async def models_of(app: App, agent: Assembled, given: Mapping[str, Model] | Non
 
 
 def thinking(
-    agent: Assembled, models: Models, kind: SessionKind, tools: Mapping[str, Tool], *, output: bool
+    agent: Assembled, models: Models, kind: SessionKind, tools: Mapping[str, Tool], phase: Phase, *, output: bool
 ) -> Thinking:
     """Put together what a session's loop thinks with."""
     mind, policy = agent.read.mind, agent.policy
     own = tuple(models.named(name) for name in (mind.model, *mind.fallback_models))
     summary = mind.model_for.get("summary")
-    phase = policy.phases[0]
     offered = tuple(
         tool.spec
         for name, tool in tools.items()

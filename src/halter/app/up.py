@@ -17,14 +17,15 @@ from halter.app.most import at_most
 from halter.app.opened import App
 from halter.app.speaking import Speaking
 from halter.app.thinking import models_of
-from halter.autonomy.upkeep import Attend, Begin, Nothing, Reopen, Stop, upkeep
+from halter.app.triggers import Triggers
+from halter.autonomy.upkeep import RESTS, Attend, Begin, Nothing, Reopen, Stop, upkeep
 from halter.brain.together import heard, together, until
 from halter.config.pacing import unwritten
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import FLEET, SessionId, new_worker
 from halter.core.ports import EVERY_STREAM, Change, Lease, Query
-from halter.core.rows import AgentRow, HaltRow, SessionRow
+from halter.core.rows import FREE, AgentRow, HaltRow, SessionRow
 from halter.dispatch.embedded import Embedded
 from halter.dispatch.tending import tended
 from halter.guard.halts import halt
@@ -34,6 +35,9 @@ from halter.state import life
 
 LOOK: Final = 30 * SECOND
 """How often it looks by itself: words of people are heard of at once, but hints may be lost."""
+SOON: Final = SECOND // 10
+FOLDERS: Final = 5 * SECOND
+"""How often folders are looked through."""
 CHANCE: Final = random.SystemRandom()
 
 Tell = Callable[[str, str], None]
@@ -45,6 +49,7 @@ class Up:
 
     def __init__(self, app: App, tell: Tell, pulse: Pulse = nobody, chance: random.Random = CHANCE) -> None:
         self.agents: dict[str, Living] = {}
+        self._triggers: dict[str, Triggers] = {}
         self._app = app
         self._store = PatientStore(app.store, app.clock)
         self._tell = tell
@@ -85,13 +90,16 @@ class Up:
         for sentence in (most, *agent.left_out, *unwritten(agent.read.pacing)):
             self._tell(name, sentence)
         self.agents[name] = Living(speaking, folder, self._pulse)
+        self._triggers[name] = Triggers(speaking, folder, self._tell)
         await self._switch_on_first(name)
 
     def _demand_autonomy(self, speaking: Speaking, folder: Path) -> None:
         name = speaking.agent.policy.name
-        if not speaking.agent.read.pacing.autonomy.enabled:
+        read = speaking.agent.read
+        if not read.pacing.autonomy.enabled and not read.tasks.triggers():
             raise ConfigError(
-                f"{name} does not run by itself: write `autonomy: {{enabled: true}}` into {folder}/agent.yaml."
+                f"{name} does not run by itself: write `autonomy: {{enabled: true}}`, or a schedule, a watch or a "
+                f"webhook, into {folder}/agent.yaml."
             )
         if name in self.agents:
             raise ConfigError(f"There are two agents called {name}: give one of them another name.")
@@ -131,12 +139,29 @@ class Up:
         starting = True
         async with heard(self._store, _of_people) as self._news:
             while True:
+                moments: list[int] = []
                 for living in list(self.agents.values()):
-                    if await self._look_after(living, starting=starting):
+                    if living.autonomous and await self._look_after(living, starting=starting):
                         # Somebody may have switched it off at that very moment.
                         await self._look_after(living)
+                    moments += await self._trigger(living.name)
                 starting = False
-                await until(self._news, LOOK)
+                await until(self._news, max(0, min([LOOK, *(at - self._app.clock.now() for at in moments)])))
+
+    async def _trigger(self, name: str) -> Sequence[int]:
+        """Start what is due for an agent, and end what was halted while it rested; tell when to look again."""
+        triggers, now = self._triggers[name], self._app.clock.now()
+        halts = await self._halts()
+        for row in await open_tasks(self._app, name):
+            if row.owner == FREE and row.state in RESTS and triggers.halted(row, halts):
+                for lease in await self._store.claim(self._worker, 1, SessionId(row.session)):
+                    self._dispatch.take(lease)
+        at = await triggers.look((await self._switches()).get(name), halts)
+        self._dispatch.look()
+        return (*(() if at is None else (max(at, now + SOON),)), *((now + FOLDERS,) if triggers.watches else ()))
+
+    async def _halts(self) -> Mapping[str, HaltRow]:
+        return {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow))}
 
     async def _switches(self) -> Mapping[str, AgentRow]:
         return {row.agent: row for row in await self._store.ask(Query("all_agents", AgentRow))}
@@ -146,7 +171,7 @@ class Up:
         name, now = living.name, self._app.clock.now()
         params = {"agent": name, "kind": "autonomous", "limit": 1}
         last = next(iter(await self._store.ask(Query("sessions_of", SessionRow, params))), None)
-        halts = {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow))}
+        halts = await self._halts()
         switch = (await self._switches()).get(name)
         match upkeep(name, switch, last, halts, now, starting=starting):
             case Begin(number):
@@ -193,9 +218,14 @@ async def turn_on(app: App, agent: str, reason: str = "") -> None:
 
 async def turn_off(app: App, agent: str, reason: str = "") -> Sequence[str]:
     """Switch an agent off, and stop its session; name what was stopped."""
-    sessions = [row.session for row in await _open(app, agent)]
+    sessions = [row.session for row in (*await _open(app, agent), *await open_tasks(app, agent))]
     await app.store.commit(switch_off(agent, sessions, app.settings.person, app.ids.new(), reason))
     return sessions
+
+
+async def open_tasks(app: App, agent: str) -> Sequence[SessionRow]:
+    """List the sessions of an agent that a trigger began and that are not over."""
+    return await app.store.ask(Query("open_tasks", SessionRow, {"agent": agent}))
 
 
 async def _open(app: App, agent: str) -> Sequence[SessionRow]:

@@ -28,6 +28,7 @@ from halter.core.messages import Model
 from halter.core.money import BudgetRow, Charge
 from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said
 from halter.core.rows import DecisionRow, HaltRow, SessionRow, Snapshot
+from halter.core.task_project import rows_of_event
 from halter.core.text import shorten, to_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import Cause, Outcome, State, TerminalReason
@@ -279,8 +280,11 @@ class Running:
     async def write_all(self, key: str, happened: Sequence[tuple[AnyEvent, bytes | None]]) -> None:
         """Write down several things that happened at once."""
         drafts = [Draft(event, *await kept(self._store, body)) for event, body in happened]
-        stream = session_stream(self.lease.session)
-        await self._store.commit(Write(stream, key, lambda _: drafts, lease=self.lease))
+        stream, rows = (
+            session_stream(self.lease.session),
+            [row for event, _ in happened for row in rows_of_event(event)],
+        )
+        await self._store.commit(Write(stream, key, lambda _: drafts, rows, self.lease))
 
     async def post(self, key: str, event: WakePosted, text: str) -> bool:
         """Put something into the session's own inbox; tell whether it wakes it."""

@@ -63,8 +63,10 @@ async def _up(app: App, folders: list[Path], *, as_json: bool) -> None:
             printer.put(painted(HOW_TO_STOP))
 
         def wanted(stream: StreamId) -> bool:
-            agent, _, number = (session_of(stream) or "").rpartition("-")
-            return agent in runs.agents and number.isdecimal()
+            name, _, number = (session_of(stream) or "").rpartition("-")
+            agent = stream.removeprefix("trigger:").partition("/")[0] if stream.startswith("trigger:") else ""
+            ours = number.isdecimal() and (name in runs.agents or name.partition(".")[0] in runs.agents)
+            return ours or agent in runs.agents
 
         await together([lambda: runs.run(folders), lambda: _watch(bus.listen(seen, wanted), shows, printer)])
 

@@ -25,6 +25,7 @@ from halter.core.errors import ConfigError
 from halter.core.mind import REFLEX, SCRIPTED, Mind, Provider, WireFormat
 from halter.core.pacing import Pacing
 from halter.core.spec import AgentSpec, ProviderSpec, covered
+from halter.core.tasks import Tasks
 from halter.core.text import listed, shorten, told
 from halter.core.tools import secret_names
 from halter.core.usage import ModelName
@@ -54,6 +55,7 @@ class Read:
     script: Where
     reflex: Where
     pacing: Pacing = field(default_factory=Pacing)
+    tasks: Tasks = field(default_factory=Tasks)
 
 
 def resolve_mind(fleet: Fleet, agent: Agent, folder: Path | None) -> Mind:

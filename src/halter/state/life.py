@@ -27,14 +27,22 @@ ALWAYS_WAKE: frozenset[Cause] = frozenset(("message", "decision", "trigger", "ch
 """What wakes a session whatever it said it was waiting for; only signals must have been asked for by name."""
 
 
-def start(event: SessionStarted, task: bytes | None = None, blob: Digest | None = None) -> Write:
-    """Begin a session that stands on its own; a large task is put as a blob first."""
+def start(
+    event: SessionStarted, task: bytes | None = None, blob: Digest | None = None, more: Sequence[Draft] = ()
+) -> Write:
+    """Begin a session that stands on its own; a large task is put as a blob first. `more` is what it begins with."""
     event = msgspec.structs.replace(event, format=max(event.format, FORMAT))
-    return Write(session_stream(event.session), f"{event.session}/start", lambda _: [Draft(event, task, blob)])
+    drafts = [Draft(event, task, blob), *more]
+    return Write(session_stream(event.session), f"{event.session}/start", lambda _: drafts)
 
 
-def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None) -> Write:
-    """Begin a sub-session whose cap is carved out of its parent's; without room there, nothing begins."""
+def start_child(
+    event: SessionStarted, parent: Lease | None = None, task: bytes | None = None, more: Sequence[Draft] = ()
+) -> Write:
+    """Begin a sub-session whose cap is carved out of its parent's; without room there, nothing begins.
+
+    A person may begin one beside a parent that nobody works on just then: it needs no lease.
+    """
     event = msgspec.structs.replace(event, format=max(event.format, FORMAT), bound=True)
     stream = session_stream(event.session)
 
@@ -42,14 +50,15 @@ def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None)
         verdict = reserve(event.carved, lambda leg: budget_row(rows, leg))
         match verdict:
             case Reserved():
-                return [Draft(event, task, stream=stream)]
-            case CapReached():
+                beginning = [Draft(event, task), *more]
+                return [msgspec.structs.replace(draft, stream=stream) for draft in beginning]
+            case CapReached() if parent is not None:
                 return [Draft(CostCapReached.refusing(event.session, event.agent, verdict))]
             case _:
                 return []
 
     return Write(
-        session_stream(parent.session),
+        stream if parent is None else session_stream(parent.session),
         f"{event.session}/start",
         decide,
         [
@@ -57,7 +66,7 @@ def start_child(event: SessionStarted, parent: Lease, task: bytes | None = None)
             *(budget_key(Account(stream, "", leg.unit)) for leg in event.carved),
         ],
         parent,
-        (stream,),
+        () if parent is None else (stream,),
     )
 
 

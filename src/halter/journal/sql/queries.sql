@@ -164,6 +164,16 @@ WHERE i.trigger = :trigger ORDER BY i.seen_at, i.name, i.item;
 -- The sessions of a trigger that are not over.
 SELECT * FROM sessions WHERE trigger = :trigger AND ended_at IS NULL AND started_at > 0 ORDER BY started_at, session;
 
+-- name: open_tasks
+-- The sessions of an agent that something triggered and that are not over.
+SELECT * FROM sessions WHERE agent = :agent AND trigger <> '' AND ended_at IS NULL AND started_at > 0
+ORDER BY started_at, session;
+
+-- name: trigger_costs
+-- What the sessions of a trigger cost that are over.
+SELECT p.session, CAST(SUM(p.usd) AS BIGINT) AS usd FROM spends p JOIN sessions s ON s.session = p.session
+WHERE p.trigger = :trigger AND p.at >= :since AND s.ended_at IS NOT NULL GROUP BY p.session;
+
 -- name: kept_memories
 -- What people had an agent remember, the oldest first, with the words.
 SELECT m.memory, e.body, e.blob FROM memories m

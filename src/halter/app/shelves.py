@@ -1,0 +1,142 @@
+"""Documents of an agent's folders: read once for each content, indexed in the store, and shown to who may see them."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from halter.core.folders import Seen
+from halter.core.library import Chunk, Extracted, Found, Unreadable
+from halter.core.ports import Store
+from halter.core.tasks import Collection
+from halter.core.tools import Failed
+from halter.work.leaving import Checked, Finding
+from halter.work.quotes import supported
+from halter.work.retrieve import Shelved
+
+NEAR: Final = 600
+"""So many characters around a quote its judge is shown."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A file as it was when it was last read: what it looked like from outside, and what came of it."""
+
+    seen: Seen
+    document: str
+    problem: str = ""
+
+
+class Library:
+    """Takes files in. What a file says is worked out once for each content, whoever asks."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self._store = store
+        self._folder = folder
+        self._known: dict[Path, Known] = {}
+        self._taking = asyncio.Lock()
+
+    def place(self, path: str) -> Path:
+        """Find a folder that the agent's file names."""
+        return (self._folder / path).resolve()
+
+    async def files(self, path: str, pattern: str) -> Mapping[str, Seen] | Unreadable:
+        """List the files of a folder."""
+        from halter.documents.shelf import scan
+
+        return await asyncio.to_thread(scan, self.place(path), pattern)
+
+    async def shelf(self, collection: str, path: str, pattern: str) -> Sequence[Shelved]:
+        """Take in what is new in a folder, and list all of it. Raises Failed where the folder cannot be read."""
+        files = await self.files(path, pattern)
+        if isinstance(files, Unreadable):
+            raise Failed("CollectionUnreadable", f"{collection}: {files.sentence}")
+        found: list[Shelved] = []
+        for name, seen in sorted(files.items()):
+            known = await self.take(self.place(path) / name, seen, name)
+            found.append(Shelved(name, collection, known.document, seen.modified // 1000, seen.size, known.problem))
+        return found
+
+    async def take(self, path: Path, seen: Seen, name: str) -> Known:
+        """Read a file, unless it was read as it is now; index what it says."""
+        async with self._taking:
+            known = self._known.get(path)
+            if known is None or known.seen != seen or (known.problem and not known.document):
+                known = self._known[path] = await self._taken(path, seen, name)
+            return known
+
+    async def _taken(self, path: Path, seen: Seen, name: str) -> Known:
+        from halter.documents.chunks import chunked
+        from halter.documents.extract import extract
+        from halter.documents.shelf import file_digest, take
+
+        taken = await asyncio.to_thread(take, path)
+        if isinstance(taken, Unreadable):
+            digest = await asyncio.to_thread(file_digest, path)
+            return Known(seen, "" if isinstance(digest, Unreadable) else digest, taken.sentence)
+        if await self._store.indexed([taken.digest]):
+            return Known(seen, taken.digest)
+        text = await extract(name, taken.data)
+        if not isinstance(text, Extracted):
+            return Known(seen, taken.digest, text.sentence)
+        spans = enumerate(chunked(text.text))
+        chunks = [Chunk(taken.digest, number, start, end, text.text[start:end]) for number, (start, end) in spans]
+        await self._store.index(taken.digest, chunks)
+        return Known(seen, taken.digest)
+
+
+class SessionShelves:
+    """The documents that one session may see: those that its trigger names, and no others."""
+
+    def __init__(
+        self, library: Library, store: Store, collections: Mapping[str, Collection], own: Sequence[Shelved] = ()
+    ) -> None:
+        self._library = library
+        self._store = store
+        self._collections = collections
+        self._own = own
+
+    async def documents(self) -> Sequence[Shelved]:
+        """List all of them, as they are now."""
+        found = list(self._own)
+        for name, collection in self._collections.items():
+            found += await self._library.shelf(name, collection.path, collection.pattern)
+        return found
+
+    async def chunks(self, document: str) -> Sequence[Chunk]:
+        """Return a document's text in pieces, in order."""
+        return await self._store.chunks(document)
+
+    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[Found]:
+        """Find pieces of these documents, the best first."""
+        return await self._store.search(documents, words, limit)
+
+    async def text(self, document: str) -> str:
+        """Put a document's text together again."""
+        text = ""
+        for chunk in await self._store.chunks(document):
+            text += chunk.text[len(text) - chunk.start :]
+        return text
+
+    async def check(self, finding: Finding) -> Checked:
+        """Look for a finding's quote in its document. Raises Failed for a document that the session may not see."""
+        if not finding.document:
+            return Checked("unquoted")
+        shelved = [each for each in await self.documents() if finding.document in (each.name, each.document)]
+        if not shelved:
+            raise Failed("NoSuchDocument", f"there is no document {finding.document[:200]!r} among yours")
+        document = shelved[0]
+        if not finding.quote.strip():
+            return Checked("unquoted", document.document, document.name)
+        stands = supported(finding.quote, await self.text(document.document))
+        return Checked("supported" if stands else "unsupported", document.document, document.name)
+
+    async def around(self, document: str, quote: str) -> str:
+        """Show a quote with what stands around it; without one, how the document begins."""
+        text = await self.text(document)
+        at = text.find(quote) if quote else 0
+        if at < 0:
+            words = await self._store.search([document], quote, 1)
+            at = words[0].start if words else 0
+        return text[max(0, at - NEAR) : at + len(quote) + 2 * NEAR]
