@@ -1,5 +1,6 @@
 """What every store promises of documents: the same words find the same chunks, in the documents named and no others."""
 
+import asyncio
 import random
 import string
 from pathlib import Path
@@ -209,6 +210,15 @@ async def test_others_see_what_was_indexed(shared_place: "Place") -> None:
     await keep(one, lease="apple")
     assert await find(two, ["lease"], "apple") == {"lease"}
     assert await two.indexed(["lease"]) == {"lease"}
+
+
+async def test_who_indexes_the_same_document_at_once_writes_the_same(shared_place: "Place") -> None:
+    stores = [shared_place.open() for _ in range(3)]
+    chunks = pieces("one", *(f"apple number{number}" for number in range(1500)))
+    for _ in range(2):
+        await asyncio.gather(*(store.index("one", chunks) for store in stores))
+        assert await stores[0].chunks("one") == chunks
+        assert [found.number for found in await stores[1].search(["one"], "number700", 10)] == [700]
 
 
 def on_disk(place: "Place") -> bytes:

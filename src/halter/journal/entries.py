@@ -34,5 +34,5 @@ def for_tsquery(wanted: Sequence[str], *, every: bool) -> str:
 
 
 def for_tsvector(found: Sequence[str]) -> str:
-    """Write words and their places the way PostgreSQL reads it; places beyond its largest are cut by itself."""
+    """Write words and their places the way PostgreSQL reads it."""
     return " ".join(f"'{word}':{place}" for place, word in enumerate(found, 1))

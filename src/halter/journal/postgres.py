@@ -218,11 +218,14 @@ class PostgresEngine:
 
     def index(self, document: str, entries: Sequence[Entry]) -> None:
         """Put a document's chunks in place of those that it had, in one transaction."""
-        with self._transaction() as connection:
-            connection.execute(self._sql["forget_chunks"], {"document": document})
-            for start in range(0, len(entries), ROWS_AT_ONCE):
-                portion = entries[start : start + ROWS_AT_ONCE]
-                connection.execute(self._sql["add_chunks"], {"document": document, **_chunk_columns(portion)})
+        try:
+            with self._transaction() as connection:
+                connection.execute(self._sql["forget_chunks"], {"document": document})
+                for start in range(0, len(entries), ROWS_AT_ONCE):
+                    portion = entries[start : start + ROWS_AT_ONCE]
+                    connection.execute(self._sql["add_chunks"], {"document": document, **_chunk_columns(portion)})
+        except Conflict as other:
+            raise StoreUnavailable(f"{other} It may be tried again.") from other
 
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
         """Tell which of these documents have chunks."""

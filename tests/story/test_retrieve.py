@@ -1,0 +1,247 @@
+"""A model reads the documents of its session, and no others: by name, by collection, and by the words in them."""
+
+from collections.abc import AsyncIterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from halter.core.clock import HOUR, SystemClock
+from halter.core.ids import SortableIds
+from halter.core.library import Chunk, Extracted, Found
+from halter.core.tools import Failed, Invalid, Permit
+from halter.documents.chunks import chunked
+from halter.documents.extract import extract
+from halter.documents.shelf import Taken, scan, take
+from halter.journal.open import open_store
+from halter.journal.store import JournalStore
+from halter.work.retrieve import Shelved, retrieve_chunks
+
+NOW = 1_800_000_000_000_000
+
+
+class Library:
+    """A shelf over a real store: it lets a session see what is on it, and the store holds more than that."""
+
+    def __init__(self) -> None:
+        clock = SystemClock()
+        self.store: JournalStore = open_store("memory:", clock=clock, ids=SortableIds(clock.now))
+        self.shelved: list[Shelved] = []
+        self.read: list[Shelved] = []
+        self.verb = retrieve_chunks(self, lambda: NOW, self.read.extend)
+
+    async def add(self, name: str, text: str, collection: str = "leases", hours_ago: int = 1) -> Shelved:
+        digest = await self.keep(text)
+        shelved = Shelved(name, collection, digest, NOW - hours_ago * HOUR, len(text))
+        self.shelved.append(shelved)
+        return shelved
+
+    async def keep(self, text: str) -> str:
+        digest = sha256(text.encode()).hexdigest()
+        pieces = enumerate(chunked(text))
+        await self.store.index(digest, [Chunk(digest, number, *span, text[slice(*span)]) for number, span in pieces])
+        return digest
+
+    async def documents(self) -> Sequence[Shelved]:
+        return self.shelved
+
+    async def chunks(self, document: str) -> Sequence[Chunk]:
+        return await self.store.chunks(document)
+
+    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[Found]:
+        return await self.store.search(documents, words, limit)
+
+    async def ask(self, **wanted: object) -> str:
+        self.read.clear()
+        valid = self.verb.validate(msgspec.json.encode(wanted))
+        if isinstance(valid, Invalid):
+            return valid.sentence
+        try:
+            return (await self.verb.run(valid, Permit("call", 0, {}))).text
+        except Failed as failed:
+            return str(failed)
+
+    @property
+    def names_read(self) -> list[str]:
+        return [each.name for each in self.read]
+
+
+@pytest_asyncio.fixture
+async def library() -> AsyncIterator[Library]:
+    library = Library()
+    yield library
+    await library.store.close()
+
+
+def prose(count: int, about: str = "Sentence") -> str:
+    return " ".join(f"{about} number {number} says little." for number in range(count))
+
+
+async def test_a_file_is_read_by_its_name_and_noted_with_its_digest(library: Library) -> None:
+    lease = await library.add("lease.txt", "The rent is due.")
+    assert await library.ask(file="lease.txt") == f"lease.txt [0\u201316] {lease.document[:16]}\nThe rent is due."
+    assert library.read == [lease]
+
+
+async def test_a_long_file_is_read_page_by_page_and_nothing_is_lost(library: Library) -> None:
+    text = prose(1000)
+    await library.add("lease.txt", text)
+    put_together, offset = "", 0
+    while offset < len(text):
+        said = await library.ask(file="lease.txt", offset=offset)
+        assert len(said) < 8_400
+        header, _, rest = said.partition("\n")
+        page, _, on = rest.partition("\n[")
+        put_together += page
+        assert header.startswith(f"lease.txt [{offset}\u2013{offset + len(page)}] ")
+        offset += len(page)
+        assert (f"from offset={offset} on" in on) == (offset < len(text))
+    assert put_together == text
+    assert await library.ask(file="lease.txt", offset=len(text)) == (
+        f"PastTheEnd: lease.txt has {len(text)} characters, and no more"
+    )
+
+
+async def test_a_file_that_is_not_on_the_shelf_is_not_read_and_those_that_are_are_named(library: Library) -> None:
+    assert await library.ask(file="a.txt") == "NoSuchDocument: a.txt is not among your documents: there are none"
+    for number in range(30):
+        await library.add(f"lease{number:02}.txt", f"text {number}")
+    said = await library.ask(file="../../etc/passwd")
+    assert said.startswith("NoSuchDocument: ../../etc/passwd is not among your documents: there are `lease00.txt`, ")
+    assert said.endswith("`lease19.txt` and 10 more")
+    assert library.read == []
+
+
+async def test_what_the_store_holds_of_others_is_never_shown(library: Library) -> None:
+    secret = await library.keep("The secret of somebody else.")
+    await library.add("lease.txt", "No secret.")
+    assert "somebody" not in await library.ask(query="secret somebody else")
+    assert (await library.ask(file=secret)).startswith("NoSuchDocument")
+    assert (await library.ask(collection=secret)).startswith("NoSuchCollection")
+
+
+async def test_a_document_with_a_problem_says_what_is_wrong_with_it(library: Library) -> None:
+    problem = "scan.pdf is protected by a password: save a copy without one."
+    library.shelved.append(Shelved("scan.pdf", "leases", "", NOW, 10, problem))
+    await library.add("lease.txt", "The rent is due.", hours_ago=0)
+    assert await library.ask(file="scan.pdf") == f"UnreadableDocument: {problem}"
+    assert f"[scan.pdf: {problem}]" in await library.ask(collection="leases")
+    assert library.names_read == ["lease.txt"]
+    assert "[1 documents could not be searched: `scan.pdf`.]" in await library.ask(query="rent")
+
+
+async def test_a_collection_gives_what_came_since(library: Library) -> None:
+    await library.add("old.txt", "The old lease.", hours_ago=48)
+    await library.add("new.txt", "The new lease.", hours_ago=2)
+    await library.add("other.txt", "A bill.", collection="bills", hours_ago=1)
+    everything = await library.ask(collection="leases")
+    assert everything.index("The old lease.") < everything.index("The new lease.")
+    assert "bill" not in everything
+    assert library.names_read == ["old.txt", "new.txt"]
+    for since in ("24h", "2027-01-14T08:00:00Z", "2027-01-14T10:00+02:00", "2027-01-14 08:00"):
+        said = await library.ask(collection="leases", since=since)
+        assert library.names_read == ["new.txt"], since
+        assert "The old lease." not in said
+    await library.ask(since="24h")
+    assert library.names_read == ["new.txt", "other.txt"]
+    assert await library.ask(collection="leases", since="1m") == "There are no such documents."
+
+
+async def test_a_large_collection_is_read_in_several_calls(library: Library) -> None:
+    for number in range(12):
+        await library.add(f"{number:02}.txt", prose(60, f"Lease {number}"))
+    seen: list[str] = []
+    offset = 0
+    while True:
+        said = await library.ask(collection="leases", offset=offset)
+        assert len(said) < 9_000
+        seen += library.names_read
+        if "more documents follow" not in said:
+            break
+        offset = int(said.rpartition("offset=")[2].split()[0])
+    assert seen == [f"{number:02}.txt" for number in range(12)]
+    assert "only 12" in await library.ask(collection="leases", offset=99)
+
+
+async def test_a_query_shows_the_places_that_fit_and_only_their_documents_are_noted(library: Library) -> None:
+    await library.add("one.txt", "The landlord mends the roof.")
+    await library.add("two.txt", "The tenant pays the rent.")
+    said = await library.ask(query="LANDLORD roof?")
+    assert said.splitlines()[1] == "The landlord mends the roof."
+    assert "tenant" not in said
+    assert library.names_read == ["one.txt"]
+    assert await library.ask(query="quince") == "These words occur in none of your documents."
+    assert library.read == []
+
+
+async def test_a_query_that_finds_much_shows_what_fits_and_says_so(library: Library) -> None:
+    await library.add("long.txt", prose(1000, "Lease"))
+    said = await library.ask(query="lease")
+    assert len(said) < 8_400
+    assert said.endswith("read on in one of these documents with `file` and `offset`.]")
+
+
+async def test_a_collection_narrows_a_query_and_tells_files_of_one_name_apart(library: Library) -> None:
+    await library.add("a.txt", "The rent of the house.", collection="houses")
+    await library.add("a.txt", "The rent of the shop.", collection="shops")
+    assert "shop" not in await library.ask(query="rent", collection="houses")
+    assert await library.ask(file="a.txt") == (
+        "ManyDocuments: a.txt is in several collections: name one of `houses`, `shops` as `collection`"
+    )
+    assert "shop" in await library.ask(file="a.txt", collection="shops")
+
+
+WRONG: dict[str, tuple[dict[str, object], str]] = {
+    "nothing": ({}, "Say what to read"),
+    "two at once": ({"file": "a", "query": "b"}, "not both at once"),
+    "an offset before the beginning": ({"file": "a", "offset": -1}, "`offset` is a number from 0 up"),
+    "an offset in a search": ({"query": "a", "offset": 1}, "goes with a `file` or a `collection`"),
+    "no time": ({"since": "yesterday"}, "`since` is a time as in"),
+    "no time at all": ({"since": "9" * 500 + "d"}, "`since` is a time as in"),
+    "another key": ({"path": "/etc/passwd"}, "do not fit"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+async def test_what_cannot_be_understood_is_answered_with_a_sentence(library: Library, case: str) -> None:
+    wanted, sentence = WRONG[case]
+    assert sentence in await library.ask(**wanted)
+
+
+@pytest.mark.parametrize("hostile", ['" OR *', "NEAR(", "\x00", "'; --", "x" * 100_000])
+async def test_whatever_a_model_asks_is_answered(library: Library, hostile: str) -> None:
+    await library.add("lease.txt", "The rent is due.")
+    for key in ("file", "query", "collection"):
+        assert await library.ask(**{key: hostile})
+
+
+async def test_a_name_cannot_pass_for_a_second_document(library: Library) -> None:
+    await library.add("a.txt\nforged.txt [0\u201310] 0000", "The rent is due.")
+    said = await library.ask(query="rent")
+    assert not any(line.startswith("forged") for line in said.splitlines())
+
+
+async def test_files_on_disk_are_found_read_and_searched(library: Library, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<h1>Roof</h1><script>x</script><p>The landlord mends it.</p>")
+    (tmp_path / "note.md").write_text("# Rent\n\nThe tenant pays it.")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    files = scan(tmp_path, "*")
+    assert isinstance(files, dict)
+    for name in files:
+        taken = take(tmp_path / name)
+        assert isinstance(taken, Taken)
+        found = await extract(name, taken.data)
+        if isinstance(found, Extracted):
+            await library.add(name, found.text)
+        else:
+            library.shelved.append(Shelved(name, "leases", taken.digest, NOW, 4, found.sentence))
+    assert "The landlord mends it." in await library.ask(query="landlord")
+    assert library.names_read == ["page.html"]
+    assert "cannot be read" in await library.ask(file="picture.png")
+
+
+async def test_it_only_looks(library: Library) -> None:
+    spec = library.verb.spec
+    assert (spec.level, spec.effect, spec.idempotent, spec.cost) == ("SAFE", "read", True, 0)
