@@ -350,6 +350,19 @@ SCHEDULED = """
     every last friday of the month at 16:00 send the numbers
     every monday morning send the report
     next friday at 9 send the report
+    Every Friday at 5 pm, remind the team to submit timesheets.
+    Please send me a weather report each morning at 7.
+    At 6 every evening, turn off the lights
+    Check BTC price every 10 mins and alert me if it drops below 50k
+    check the site every 5 minutes to see if it is up
+    send the list every day at 9 to Bob
+    make sure the site is up every 5 minutes
+    email me about pending orders every day at 9
+    Mon to Fri at 8 post the news
+    every day 9am check the mail
+    every day @ 9 check the mail
+    schedule a backup every night at 1
+    Please remind me every other week on Thursday at 4pm to submit expenses
 """
 
 SUB_AGENT = """
@@ -496,6 +509,26 @@ MODEL = """
     write an email to Bob about the meeting tomorrow at 9
     every time a file arrives, summarise it
     give me 2
+    I approved it
+    it is approved
+    rejected it
+    who approved this?
+    approve 01hq8zc4ka and 01hq9aaaaa
+    Write a haiku about waking up every day at 6
+    make a list of shops that open on sundays at 9
+    Translate: every day at 9 check the mail
+    Here is my plan: every day at 9 check the mail
+    in 2 hours the shop closes
+    at 9 I have a meeting
+    The cron runs every day at 9 and sends mail
+    check every file in the folder
+    check the mail every day at 9 in Berlin
+    turn it off at 9 then on at 10
+    ask writer whether it is done
+    how much have you spent in total?
+    every tuesday at 9
+    tomorrow
+    let's meet every day at 9
 """
 
 
@@ -613,6 +646,20 @@ def test_the_one_decision_that_waits_needs_no_id() -> None:
         ("at midnight every day rotate the logs", "2026-11-15T23:00", "rotate the logs", True),
         ("every day at 9 and 17 check it", "2026-11-15T16:00", "check it", True),
         ("every day at 9 UTC check it", "2026-11-16T09:00", "check it", True),
+        ("every day at 0930 check it", "2026-11-16T08:30", "check it", True),
+        ("every day at half past nine check it", "2026-11-16T08:30", "check it", True),
+        ("every day at quarter to 9 check it", "2026-11-16T07:45", "check it", True),
+        ("every day at 17h30 check it", "2026-11-15T16:30", "check it", True),
+        ("every day at 17.30 check it", "2026-11-15T16:30", "check it", True),
+        ("every day at 12am check it", "2026-11-15T23:00", "check it", True),
+        ("every day at 12 pm check it", "2026-11-16T11:00", "check it", True),
+        ("every day at 9 p.m. check it", "2026-11-15T20:00", "check it", True),
+        ("every day at 9 in the evening check it", "2026-11-15T20:00", "check it", True),
+        ("every day at 9 Europe/London time check it", "2026-11-16T09:00", "check it", True),
+        ("give me a joke every hour, on the hour", "2026-11-15T15:00", "give me a joke", True),
+        ("on the 1st and 15th of each month send it", "2026-12-01T08:00", "send it", True),
+        ("send the list every day at 9 to Bob", "2026-11-16T08:00", "send the list to Bob", True),
+        ("check it every hour and tell me", "2026-11-15T15:00", "check it and tell me", True),
         ("send the report at 5pm", "2026-11-15T16:00", "send the report", False),
         ("send the report at 9", "2026-11-16T08:00", "send the report", False),
         ("tomorrow at 9 send it", "2026-11-16T08:00", "send it", False),
@@ -663,6 +710,11 @@ def test_a_time_is_read_exactly_and_the_rest_is_the_prompt(text: str, first: str
         "every day at 9 and 17:30 check the mail",
         "every hour at 9 check the mail",
         "every morning at 17:00 check the mail",
+        "every day at 13pm check the mail",
+        "every day at 2460 check the mail",
+        "every day around 9 check the mail",
+        "every day before lunch check the mail",
+        "schedule a backup every night at 1",
         "check the mail every hour between 9 and 17",
         "every hour between 9 and 17 check the mail",
         "check the mail every day at 9 until friday",

@@ -278,7 +278,7 @@ def _decision(said: str, surroundings: Surroundings) -> Found:
     for verdict, form in _VERDICTS:
         found = _said(form, said)
         if found is not None:
-            decided = _decided(verdict, _taken(found), surroundings.decisions)
+            decided = _decided(verdict, _taken(found).removeprefix("#"), surroundings.decisions)
             return None if decided is None else ("decide", decided)
     return None
 

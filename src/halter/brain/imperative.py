@@ -16,22 +16,23 @@ def _words(text: str) -> frozenset[str]:
 _VERBS: Final = _words(
     """
     add adjust aggregate alert analyse analyze announce answer append apply archive arrange ask assess assign audit
-    back backup balance begin book brew build buy calculate call capture change charge chase check clean clear close
-    collect compare compile compose compress compute confirm connect copy count crawl create deliver deploy describe
-    detect display do double-check download draft drop dump email e-mail empty ensure enter escalate estimate
-    evaluate examine execute explain export extract feed fetch file fill find finish fire fix flag follow forecast
-    format forward generate get give go grab greet group have help import improve index inform inspect invite
-    invoice keep label launch let list listen load locate lock log look mail make mark measure merge message migrate
-    monitor move notify open order organise organize pay ping plan plant play plot post predict prepare print
-    proceed process produce prune publish pull purge push put query rank read rebalance rebuild recalculate
-    reconcile record refresh reload remind remove rename renew repeat reply report request reset respond restart
-    restock restore retrieve retry return review rotate run save say scan schedule score scrape search see sell send
-    set share shut shuffle simulate sing sort spawn speak start store submit subscribe suggest summarise summarize
-    switch sync synchronise synchronize tag take talk tell test text think thank tidy total track train transcribe
-    transfer translate trigger turn tweet update upload upgrade use vacuum validate verify visit wake warn wash
-    watch water weigh work write brief bring collate cook crosscheck curate delete digest end enrich grade hand
-    highlight investigate kill note nudge outline paraphrase pick poll probe propose provide rate reboot recap
-    recommend redo reindex rerun re-run research rewrite route sample scrub select sweep tabulate tweak unlock wipe
+    back backup balance begin book brew brief bring build buy calculate call capture change charge chase check clean
+    clear close collate collect compare compile compose compress compute confirm congratulate connect cook copy count
+    crawl create crosscheck curate delete deliver deploy describe detect digest display do double-check download draft
+    drop dump e-mail email empty encourage end enrich ensure enter entertain escalate estimate evaluate examine
+    execute explain export extract feed fetch file fill find finish fire fix flag follow forecast format forward
+    generate get give go grab grade greet group hand have help highlight import improve index inform inspect
+    investigate invite invoice keep kill label launch let list listen load locate lock log look mail make mark measure
+    merge message migrate monitor motivate move note notify nudge open order organise organize outline paraphrase pay
+    pick ping plan plant play plot poll post praise predict prepare print probe proceed process produce proofread
+    propose provide prune publish pull purge push put query quiz rank rate re-run read rebalance reboot rebuild
+    recalculate recap recommend reconcile record redo refresh reindex reload remind remove rename renew repeat reply
+    report request rerun research reset respond restart restock restore retrieve retry return review rewrite rotate
+    route run sample save say scan schedule score scrape scrub search see select sell send set share shuffle shut
+    simulate sing sort spawn speak start store submit subscribe suggest summarise summarize surprise sweep switch sync
+    synchronise synchronize tabulate tag take talk teach tell test text thank think tidy total track train transcribe
+    transfer translate trigger turn tweak tweet unlock update upgrade upload use vacuum validate verify visit wake
+    warn wash watch water weigh wipe wish work write
     """
 )
 _FINITE: Final = _words(
@@ -55,6 +56,10 @@ _LEADING: Final = _words(
     "for from until till by before after since of about to than between around with in on at not the a an"
 )
 """Words after which a time belongs to them: `by tomorrow at 9` is a deadline."""
+_PENDING: Final = _words(
+    "pending upcoming outstanding trending missing existing remaining incoming outgoing failing meeting"
+)
+_ABOUT_DOING: Final = re.compile(r"\babout (\w+ing)\b")
 _ARRANGING: Final = _words(
     """
     arrange book schedule reserve plan organise organize put add move find search invite set explain describe
@@ -111,7 +116,7 @@ def commands(words: Sequence[str]) -> bool:
     return len(words) == 1 or words[1] not in _FINITE
 
 
-def owns_its_end(words: Sequence[str], *, once: bool) -> bool:
+def owns_its_end(words: list[str], *, once: bool) -> bool:
     """Tell whether a time at the end belongs to the verb at the beginning, and to nothing in between."""
     if not words:
         return False
@@ -119,5 +124,9 @@ def owns_its_end(words: Sequence[str], *, once: bool) -> bool:
         return False
     if once and (words[0] in _ARRANGING or (words[-1] in _EVENTS and words[0] != "remind")):
         return False
-    inside = any(word.rstrip(",") in _CLAUSES for word in words[1:])
-    return not inside or words[0] in _LOOKING
+    if (doing := _ABOUT_DOING.search(" ".join(words))) and doing[1] not in _PENDING:
+        return False
+    if not any(word.rstrip(",") in _CLAUSES for word in words[1:]):
+        return True
+    looking = words[:2] == ["make", "sure"] if words[0] == "make" else words[0] in _LOOKING
+    return looking and words[-1] not in _VERBS

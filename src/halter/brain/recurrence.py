@@ -23,12 +23,14 @@ MOST_WORDS: Final = 16
 
 _WORD: Final = re.compile(r"\S+")
 _QUALIFIED: Final = re.compile(
-    r"(?:between|from|until|till|except|starting|beginning|unless|but not|for (?:the next )?\d+)\b"
+    r"(?:between|from|until|till|except|starting|beginning|unless|but not|around|before|after|roughly|approximately"
+    r"|for (?:the next )?\d+)\b"
 )
 _OFTEN: Final = re.compile(r"(?:hourly|daily|nightly|weekly|fortnightly|monthly|quarterly|yearly|annual)")
 _VAGUE_DAY: Final = re.compile(
     r"(?:every|each) (?:\S+ ){0,2}(?:day|week|month|year|moon|holiday|season|christmas|easter|shift)"
 )
+_WHAT: Final = "Say what is to be done then, rather than that it is scheduled: every monday at 9, write the report."
 _BOTH: Final = "That names more than one time: say them one by one."
 _QUALIFIER: Final = (
     "That recurrence has a limit which cannot be read exactly: say only when it repeats, "
@@ -61,12 +63,12 @@ class _Word(msgspec.Struct, frozen=True):
 
 
 class _Cut(msgspec.Struct, frozen=True):
-    """A phrase within a sentence, what is left without it, and whether it was taken off the end."""
+    """A phrase within a sentence and what is left without it; `tail` says that words stand before it: those."""
 
     phrase: str
     words: str
     rest: str
-    tail: bool = False
+    tail: str = ""
     qualified: bool = False
 
 
@@ -91,13 +93,16 @@ def _read(cut: _Cut, now: int, timezone: str) -> "When | Unclear | _Elsewhere | 
     timing, recurring = _timing(cut.phrase, now, timezone, dated=words[0] == "remind")
     if timing is None:
         return None
-    if cut.tail and not owns_its_end(words, once=not recurring):
+    before = [word.text for word in _words(without_politeness(cut.tail))]
+    if cut.tail and not owns_its_end(before, once=not recurring):
         return _Elsewhere()
     if isinstance(timing, str):
         return Unclear(timing)
     if cut.qualified:
         return Unclear(_QUALIFIER) if recurring else None
-    doubt = _doubt(rest, words, now, timezone, recurring=recurring) if cut.tail else ""
+    if words[0] == "schedule":
+        return Unclear(_WHAT)
+    doubt = _doubt(before, now, timezone, recurring=recurring) if cut.tail else ""
     return Unclear(doubt) if doubt else When(timing, rest, cut.words)
 
 
@@ -114,14 +119,14 @@ def _timing(phrase: str, now: int, timezone: str, *, dated: bool) -> tuple[Timin
     return None, False
 
 
-def _doubt(rest: str, words: Sequence[str], now: int, timezone: str, *, recurring: bool) -> str:
-    """Say what is doubtful about a time at the end, seen from the words before it."""
+def _doubt(words: Sequence[str], now: int, timezone: str, *, recurring: bool) -> str:
+    """Say what is doubtful about a time, seen from the words before it."""
     before = " ".join(words)
     if words[-1] in {"and", "or"}:
         return _BOTH
     if not recurring and (any(map(_OFTEN.fullmatch, words)) or _VAGUE_DAY.search(" ".join(words[-4:]))):
         return "It is not clear whether that is meant once or again and again: say it like every day at 9."
-    if recurring and any(_timing(cut.phrase, now, timezone, dated=False)[1] for cut in _tails(rest, _words(before))):
+    if recurring and any(_timing(cut.phrase, now, timezone, dated=False)[1] for cut in _tails(before, _words(before))):
         return _BOTH
     return ""
 
@@ -142,6 +147,7 @@ def _cuts(text: str) -> Iterator[_Cut]:
         yield from _heads(text, words, 2)
     if len(text) <= FARTHEST and "\n" not in text:
         yield from _tails(text, words)
+        yield from _middles(text, words)
 
 
 def _heads(text: str, words: Sequence[_Word], first: int) -> Iterator[_Cut]:
@@ -168,11 +174,28 @@ def _tails(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
         start = words[first].start
         if text[:start].count('"') % 2 or text[:start].count("`") % 2:
             continue
-        yield _Cut(_phrase(words[first:]), text[start:].rstrip(",.;:!?"), text[:start], tail=True)
+        yield _Cut(_phrase(words[first:]), text[start:].rstrip(",.;:!?"), text[:start], text[:start])
         for last in range(first + 1, len(words)):
             if _QUALIFIED.match(" ".join(word.text for word in words[last : last + 4])):
                 end = words[last - 1].end
-                yield _Cut(_phrase(words[first:last]), text[start:end], text[:start], tail=True, qualified=True)
+                yield _Cut(_phrase(words[first:last]), text[start:end], text[:start], text[:start], qualified=True)
+
+
+def _middles(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
+    """List phrases between an imperative and what goes on: `check it every hour and tell me`, `send it at 9 to Bob`."""
+    said = [word.text for word in words]
+    for last in range(2, len(words) - 1):
+        goes_on = said[last] in {"and", "then"} and commands(said[last + 1 :])
+        if not goes_on and not (said[last] in {"to", "via", "if"} and not said[last + 1][:1].isdecimal()):
+            continue
+        for first in range(max(1, last - MOST_WORDS), last):
+            start, end = words[first].start, words[last - 1].end
+            yield _Cut(
+                _phrase(words[first:last]),
+                text[start:end].rstrip(",;:"),
+                text[:start] + text[end:].lstrip(", "),
+                text[:start],
+            )
 
 
 def _phrase(words: Sequence[_Word]) -> str:

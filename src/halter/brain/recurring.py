@@ -63,7 +63,8 @@ _ON_WEEKS: Final = (
     rf"(?:(?P<weeks>{_WEEKS}) on (?P<days>{_DAYS})"
     rf"|(?:on )?(?P<days2>{_DAYS}) (?P<weeks2>{_WEEKS.replace('<n>', '<n2>')}))"
 )
-_NTH: Final = rf"(?:(?P<nth>{ORDINAL}|last) (?P<name>{DAY})|(?P<dom>{ORDINAL}|last day|day \d{{1,2}}))"
+_DOM: Final = rf"{ORDINAL}(?:(?: and|,)? (?:the )?{ORDINAL})*|last day|day \d{{1,2}}"
+_NTH: Final = rf"(?:(?P<nth>{ORDINAL}|last) (?P<name>{DAY})|(?P<dom>{_DOM}))"
 _MONTHS: Final = rf"(?:monthly|once a month|quarterly|{_EVERY} quarter|{_EVERY} (?:{_COUNT} )?months?)"
 _ON_MONTHS: Final = rf"(?P<months>{_MONTHS}) (?:on )?(?:the )?{_NTH}"
 _OF_MONTH: Final = rf"(?:on )?(?:the )?(?:every |each )?{_NTH} (?:day )?of (?:every|each|the|a) month"
@@ -136,6 +137,12 @@ def _often(found: re.Match[str], asked: _Asked) -> Timing | str:
 
 def _oddly(found: re.Match[str], asked: _Asked) -> Timing | str:
     return _interval(_ODD[found[0]] * clock.MINUTE, asked)
+
+
+def _on_the_hour(_found: re.Match[str], asked: _Asked) -> Timing | str:
+    if asked.said.times or asked.said.part:
+        return _WITH_TIME
+    return Timing(cron="0 * * * *", timezone=asked.zone)
 
 
 def _interval(every: int, asked: _Asked) -> Timing | str:
@@ -278,8 +285,10 @@ def _nth(found: re.Match[str]) -> tuple[str, str]:
     if found["name"]:
         weekday = DAYS[found["name"]]
         return "*", f"{weekday}L" if found["nth"] == "last" else f"{weekday}#{number_of(found['nth'])}"
-    dom = found["dom"]
-    return ("L" if dom == "last day" else str(number_of(dom.removeprefix("day ")))), "*"
+    if found["dom"] == "last day":
+        return "L", "*"
+    said = [word for word in found["dom"].split() if word not in {"day", "and", "the"}]
+    return _listed([number_of(word) for word in said]), "*"
 
 
 _FORMS: Final[Sequence[tuple[re.Pattern[str], _Reader]]] = tuple(
@@ -287,6 +296,7 @@ _FORMS: Final[Sequence[tuple[re.Pattern[str], _Reader]]] = tuple(
     for form, reader in (
         ("|".join(map(re.escape, _ODD)), _oddly),
         (_NO_COUNT, _unsaid),
+        (r"(?:hourly|every hour) on the hour", _on_the_hour),
         (_SHORT, _often),
         (_LONG, _often),
         (_DAILY, _daily),

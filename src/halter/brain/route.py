@@ -23,7 +23,7 @@ HEAD: Final = 300
 
 _MENTION: Final = re.compile(r"@(?P<name>[A-Za-z0-9_.-]{1,64})[,:]?\s+(?P<task>\S)")
 _OTHER: Final = re.compile(
-    r"(?:have|let|get|use|ask|tell|start|spawn|launch|create|make)\s+(?:a|an|another|one|some other)\s+"
+    r"(?:have|let|get|use|ask|tell|start|spawn|launch|create|make|spin\s+up)\s+(?:a|an|another|one|some other)\s+"
     r"(?:(?:separate|different|other|new|second|sub|independent)[\s-]+)?(?:sub-?)?(?:agent|session)\s+(?:to\s+|and\s+)?(?P<task>\S)"
     r"|(?:in|with|by|via)\s+(?:a|an|another)\s+(?:(?:separate|different|new|second|sub|independent)[\s-]+)?(?:sub-?)?"
     r"(?:agent|session)\s*[,:]?\s+(?P<task2>\S)"
@@ -115,7 +115,9 @@ def _delegated(text: str, surroundings: Surroundings) -> Routed | None:
     others = [name for name in surroundings.agents if name != surroundings.agent]
     found = _MENTION.match(text)
     if found and (name := _named(found["name"], others)):
-        return _strategy("SUB_AGENT", f"It begins with @{name}.", Delegated(name, text[found.start("task") :]))
+        return _strategy(
+            "SUB_AGENT", f"It begins with @{name}.", Delegated(name, without_politeness(text[found.start("task") :]))
+        )
     if question:
         return None
     if (found and found["name"].lower() in {"agent", "subagent"}) or (found := _OTHER.match(text)):

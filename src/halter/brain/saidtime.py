@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 import msgspec
 
-from halter.core.wall import shown_at
+from halter.core.wall import shown_at, zone_of
 
 
 def _numbered(text: str, first: int) -> dict[str, int]:
@@ -79,7 +79,7 @@ _EXACT: Final = (
     rf"(?:noon|midday|midnight|\d{{1,2}}[:.]\d\d(?:{_HALF})?|{_PLAIN}{_HALF}|\d{{1,2}}h(?:\d\d)?|{_PLAIN} o'?clock"
     rf"|(?:half past|quarter past|quarter to) {_PLAIN})"
 )
-_CLOCK: Final = rf"(?:{_EXACT}|{_PLAIN})"
+_CLOCK: Final = rf"(?:{_EXACT}|\d{{4}}|{_PLAIN})"
 _AT: Final = rf"(?:at|@) (?P<times>{_CLOCK}(?:(?: and)? (?:at )?{_CLOCK})*)"
 _PART: Final = r"(?: sharp| exactly)?(?P<part> in the (?:morning|afternoon|evening)| at night)?"
 _ONLY: Final = re.compile(rf"{_AT}{_PART}")
@@ -87,6 +87,12 @@ _BEFORE: Final = re.compile(rf"(?:{_AT}|(?P<exact>{_EXACT})){_PART} (?P<core>.+)
 _AFTER: Final = re.compile(rf"(?P<core>.+?) (?:{_AT}|(?P<exact>{_EXACT})){_PART}")
 _NO_TIME: Final = re.compile(rf"(?P<core>.+?){_PART}")
 _ONE: Final = re.compile(_CLOCK)
+_PAST: Final = re.compile(r"(half past|quarter past|quarter to) (\S+)")
+_WRITTEN: Final = re.compile(
+    r"(?P<hour>\d{1,2}|[a-z]+)(?:[:.h]?(?P<minute>(?<=[:.h\d])\d\d)|h)?(?: ?(?P<half>[ap])\.?m)?(?: o'?clock)?"
+)
+HOUR: Final = 60
+NOON: Final = 12
 _ZONE: Final = re.compile(r"(?P<rest>.+?) (?:in )?(?P<zone>utc|gmt|[a-z]+(?:/[a-z_+-]+)+)(?: time)?")
 _LATE: Final[Mapping[str, range]] = MappingProxyType(
     {"afternoon": range(1, 7), "evening": range(4, 12), "night": range(5, 12)}
@@ -105,7 +111,7 @@ class Spoken(msgspec.Struct, frozen=True):
 def spoken(phrase: str) -> tuple[Spoken, ...]:
     """Take a phrase apart, in each way in which it can be: with its time at its end, at its beginning, or without."""
     zone = ""
-    if (found := _ZONE.fullmatch(phrase)) and (named := zone_named(found["zone"])):
+    if (found := _ZONE.fullmatch(phrase)) and (named := _zone_written(found["zone"])):
         phrase, zone = found["rest"], named
     ways = [found for form in (_AFTER, _BEFORE, _ONLY, _NO_TIME) if (found := form.fullmatch(phrase))]
     return tuple(_spoken(found.groupdict(), zone) for found in ways)
@@ -117,9 +123,15 @@ def _spoken(groups: Mapping[str, str | None], zone: str) -> Spoken:
     return Spoken(groups.get("core") or "", tuple(_ONE.findall(times)), part[-1] if part else "", zone)
 
 
-def zone_named(text: str) -> str:
+def _zone_written(said: str) -> str:
+    """Find a zone by its whole name, however its letters are written; empty if there is none."""
+    name = re.sub(r"[a-z]+", lambda found: found[0].capitalize(), said)
+    return "UTC" if said in {"utc", "gmt"} else name if zone_of(name) is not None else ""
+
+
+def zone_named(said: str) -> str:
     """Find a zone by its name, or by that of its city, however it is written; empty if there is none."""
-    wanted = text.strip().replace(" ", "_")
+    wanted = said.strip().replace(" ", "_")
     if wanted in {"utc", "gmt"}:
         return "UTC"
     for name in sorted(available_timezones()):
@@ -132,29 +144,29 @@ def clock_of(said: str, part: str = "") -> str:
     """Read a time of day into `09:00`; empty if there is no such time, or not in that part of the day."""
     if said in PARTS:
         return PARTS[said]
-    past = re.fullmatch(r"(half past|quarter past|quarter to) (\S+)", said)
-    if past:
-        minutes = {"half past": 30, "quarter past": 15, "quarter to": -15}[past[1]]
-        return _shown((_number(past[2]) * 60 + minutes) % 1440, part) if _number(past[2]) < 24 else ""  # noqa: PLR2004
-    found = re.fullmatch(r"(\d{1,2}|[a-z-]+?)(?:[:.h](\d\d)?)?(?: ?([ap])\.?m)?(?: o'?clock)?", said)
-    if found is None or not _number(found[1]) + 1:
+    if found := _PAST.fullmatch(said):
+        minutes = _number(found[2]) * HOUR + {"half past": 30, "quarter past": 15, "quarter to": -15}[found[1]]
+        return _shown(minutes % (24 * HOUR), part) if _number(found[2]) < 24 else ""  # noqa: PLR2004  hours of a day
+    found = _WRITTEN.fullmatch(said)
+    if found is None:
         return ""
-    hour, minute = _number(found[1]), int(found[2] or 0)
-    if found[3]:
-        hour = hour % 12 + (12 if found[3] == "p" else 0) if 1 <= hour <= 12 else 99  # noqa: PLR2004
-    return _shown(hour * 60 + minute, "" if found[3] else part) if hour < 24 and minute < 60 else ""  # noqa: PLR2004
+    hour, minute, half = _number(found["hour"]), int(found["minute"] or 0), found["half"]
+    if half and not 1 <= hour <= NOON:
+        return ""
+    if half:
+        hour, part = hour % NOON + (NOON if half == "p" else 0), ""
+    return _shown(hour * HOUR + minute, part) if 0 <= hour < 24 and minute < HOUR else ""  # noqa: PLR2004
 
 
 def _shown(minutes: int, part: str) -> str:
     """Move an hour of the evening to where it belongs; a morning that begins in the afternoon is no time."""
-    hour, minute = divmod(minutes, 60)
+    hour, minute = divmod(minutes, HOUR)
     if hour in _LATE.get(part, ()):
-        hour += 12
-    if part == "night" and hour == 12:  # noqa: PLR2004
+        hour += NOON
+    if part == "night" and hour == NOON:
         hour = 0
-    if (part == "morning" and hour >= 12) or (part in {"afternoon", "evening"} and hour < 12):  # noqa: PLR2004
-        return ""
-    return f"{hour:02d}:{minute:02d}"
+    wrong = {"morning": hour >= NOON, "afternoon": hour < NOON, "evening": hour < NOON}
+    return "" if wrong.get(part) else f"{hour:02d}:{minute:02d}"
 
 
 def number_of(said: str) -> int:

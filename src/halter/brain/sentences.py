@@ -31,10 +31,12 @@ def _piece(optional: str | None, one_of: str | None, name: str | None, word: str
 
 
 def _either(words: str) -> str:
-    return "|".join(re.escape(each) for each in words.split("|"))
+    """Write alternatives, the longest first, so that `show me` is not read as `show` and a rest."""
+    return "|".join(re.escape(each) for each in sorted(words.split("|"), key=len, reverse=True))
 
 
 _SHOW: Final = "[show|show me|list|give me|tell me|see|view|what is|what are] [the|my|your|all|all the|all my|our]"
+_AT_ONCE: Final = "[now|right now|immediately|at once]"
 _NOW: Final = "[now|right now|immediately|at once|already|today|currently|at the moment]"
 
 HELP: Final = grammar(f"""
@@ -62,6 +64,9 @@ what needs (me|my attention|my approval|my decision|my input|my answer|my review
 [is there] anything that needs (me|my attention|my approval|my decision|my input)
 (needs me|need me|needs you)
 anything for me
+anything (pending|waiting)
+is there anything (i need to approve|i have to approve|to approve|i need to decide|to decide)
+show me what needs (me|my attention)
 [what is|is anything|is there anything|anything] (waiting|pending) (for|on) me
 what waits for me
 what do you need [from me|me for]
@@ -94,8 +99,8 @@ TIME: Final = grammar(f"""
 [what is|tell me|give me|show me] [the] [current|local] time {_NOW}
 """)
 TIME_IN: Final = grammar("""
-[do you know|tell me] what time (is it|it is) [now|right now] (in|at) {zone}
-[what is] [the] [current|local] time [now|right now] in {place}
+[do you know|tell me] what time (is it|it is) [now|right now] (in|at) {zone} [now|right now]
+[what is] [the] [current|local] time [now|right now] in {place} [now|right now]
 """)
 DATE: Final = grammar(f"""
 [tell me] what (day|date|month|year) (is it|is today|is it today|it is) {_NOW}
@@ -124,14 +129,14 @@ what (have you spent|have you cost|did you spend|did you cost|do you cost)
 what is left of (the|your) budget
 """)
 HALT: Final = grammar(f"""
-(stop|halt|freeze|emergency stop|abort|shut down|shutdown) {_NOW}
-(stop|halt|abort) (it|this|that|yourself|working|running|what you are doing|the agent|this agent|your work) {_NOW}
+(stop|halt|freeze|emergency stop|abort|shut down|shutdown) {_AT_ONCE}
+(stop|halt|abort) (it|this|that|yourself|working|running|what you are doing|the agent|this agent|your work) {_AT_ONCE}
 (stop stop|stop stop stop|stop, stop|stop, stop, stop)
 """)
 HALT_ALL: Final = grammar(f"""
-(stop|halt|freeze|abort|shut down) (everything|all|all agents|all the agents|every agent|everyone|everybody) {_NOW}
-(stop|halt|freeze|abort|shut down) [the] [whole|entire] fleet {_NOW}
-(stop|halt) all of (them|you) {_NOW}
+(stop|halt|freeze|abort|shut down) (everything|all|all agents|all the agents|every agent|everyone|everybody) {_AT_ONCE}
+(stop|halt|freeze|abort|shut down) [the] [whole|entire] fleet {_AT_ONCE}
+(stop|halt) all of (them|you) {_AT_ONCE}
 """)
 RESUME: Final = grammar("""
 (resume|unhalt|un-halt) [now|yourself|work|working|your work|the agent|this agent]
@@ -150,11 +155,13 @@ ONE_AGENT: Final = grammar("""
 (stop|halt|resume|unhalt) [the] [agent] {name}
 """)
 APPROVE: Final = grammar("""
-[yes|yes,|i|it is] (approve|approved|accept) [it|this|that|this one|that one|the request|this request|the decision]
+[yes|yes,|i] (approve|accept) [it|this|that|this one|that one|the request|this request|the decision]
+[yes|yes,] approved
 [yes|yes,|i] (approve|accept) [the] [decision|request|call|number] {id}
 """)
 DENY: Final = grammar("""
-[no|no,|i|it is] (deny|denied|reject|rejected|decline) [it|this|that|this one|that one|the request|the decision]
+[no|no,|i] (deny|reject|decline) [it|this|that|this one|that one|the request|this request|the decision]
+[no|no,] (denied|rejected|declined)
 [no|no,|i] (deny|reject|decline) [the] [decision|request|call|number] {id}
 """)
 CANCEL_NONE: Final = grammar("""
@@ -164,7 +171,7 @@ CANCEL: Final = grammar("""
 (cancel|delete|remove|drop|disable|end|stop) [the|my|your] schedule [called|named] {after}
 (cancel|delete|remove|drop|disable|end|stop) [the|my|your] {before} schedule
 unschedule [the] {un}
-cancel [the] {only}
+cancel [the|my|your] {only}
 """)
 FIELD: Final = grammar(f"""
 how (high|low|large|much|many|old|warm|cold|full) is [the] [current] {{much}} {_NOW}
