@@ -473,6 +473,8 @@ MODEL = """
     42
     5!
     200 + 10%
+    7 % -3
+    2+2!
     24/7
     3,5 + 2
     what is love?
@@ -529,6 +531,11 @@ MODEL = """
     every tuesday at 9
     tomorrow
     let's meet every day at 9
+    do you check the mail every day at 9
+    have you checked the mail every day at 9
+    say "check it every hour and tell me"
+    reply "see you every day at 9
+    say \u201ccheck it every hour and tell me\u201d
 """
 
 
@@ -739,6 +746,11 @@ def test_a_time_that_cannot_be_read_exactly_is_answered_with_a_sentence(text: st
 def test_what_is_quoted_fenced_long_or_of_several_lines_is_no_fast_path(word: str) -> None:
     for text in (f'"{word}"', f"`{word}`", f"```\n{word}\n```", f"{word}\n{word}", word + " " * 600 + word):
         assert sent(text).route == "strategy"
+
+
+@pytest.mark.parametrize("text", ["(" * 300, "(" * 140 + "1" + ")" * 140, "-" * 299 + "5", "2^-" * 99 + "2"])
+def test_a_sum_that_is_nested_too_deep_is_left_to_the_model(text: str) -> None:
+    assert sent(text).strategy == "GOAL"
 
 
 def test_a_long_prompt_may_follow_its_time() -> None:

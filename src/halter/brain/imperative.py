@@ -43,6 +43,8 @@ _FINITE: Final = _words(
     needed means meets met sits finishes finished wakes woke sleeps due gets got
     """
 )
+_SUBJECTS: Final = _words("you i we they he she")
+"""Who stands behind a verb in a question: `do you check the mail every day`."""
 _CLAUSES: Final = _words(
     """
     that which who whom whose why how what where when while because since if whether although unless until saying
@@ -113,7 +115,7 @@ def commands(words: Sequence[str]) -> bool:
         words = words[1:]
     if not words or words[0] not in _VERBS:
         return False
-    return len(words) == 1 or words[1] not in _FINITE
+    return len(words) == 1 or words[1] not in _FINITE | _SUBJECTS
 
 
 def owns_its_end(words: list[str], *, once: bool) -> bool:

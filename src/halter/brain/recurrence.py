@@ -172,13 +172,19 @@ def _behind_a_limit(text: str, words: Sequence[_Word], last: int) -> Iterator[_C
 def _tails(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
     for first in range(max(1, len(words) - MOST_WORDS), len(words)):
         start = words[first].start
-        if text[:start].count('"') % 2 or text[:start].count("`") % 2:
+        if _quoted(text, start):
             continue
         yield _Cut(_phrase(words[first:]), text[start:].rstrip(",.;:!?"), text[:start], text[:start])
         for last in range(first + 1, len(words)):
             if _QUALIFIED.match(" ".join(word.text for word in words[last : last + 4])):
                 end = words[last - 1].end
                 yield _Cut(_phrase(words[first:last]), text[start:end], text[:start], text[:start], qualified=True)
+
+
+def _quoted(text: str, place: int) -> bool:
+    """Tell whether a quotation is open at a place."""
+    before = text[:place]
+    return bool(before.count('"') % 2 or before.count("`") % 2) or before.count("\u201c") > before.count("\u201d")
 
 
 def _middles(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
@@ -190,6 +196,8 @@ def _middles(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
             continue
         for first in range(max(1, last - MOST_WORDS), last):
             start, end = words[first].start, words[last - 1].end
+            if _quoted(text, start):
+                continue
             yield _Cut(
                 _phrase(words[first:last]),
                 text[start:end].rstrip(",;:"),
