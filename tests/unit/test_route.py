@@ -98,6 +98,8 @@ FAST: dict[FastPath, str] = {
         what's the date and time?
         hey scout, what time is it?
         pls tell me the date
+        Good morning, what time is it?
+        which day is it today?
     """,
     "arithmetic": """
         2+2
@@ -153,6 +155,8 @@ FAST: dict[FastPath, str] = {
         how much is left of the budget?
         what did you cost this week?
         How much of your budget is left?
+        how much did you cost me today?
+        Spent today?
     """,
     "halt": """
         stop
@@ -216,6 +220,9 @@ FAST: dict[FastPath, str] = {
         show me the approvals
         what's pending?
         does anything need my attention?
+        what's waiting for my approval?
+        which decisions are waiting?
+        anything pending?
     """,
     "decide": """
         approve

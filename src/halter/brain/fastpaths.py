@@ -150,7 +150,8 @@ _VERDICTS: Final[Sequence[tuple[Verdict, re.Pattern[str]]]] = (
 )
 _PERIODS: Final[Sequence[tuple[str, Period]]] = (("today", "today"), ("this week", "week"), ("this month", "month"))
 _GREETING: Final = re.compile(
-    r"(?:hey|hi|hello|ok|okay|yo|dear)(?: there)?[,!.]*\s+|(?:please|pls|plz|kindly|just)[,]?\s+"
+    r"(?:hey|hi|hello|ok|okay|yo|dear|good (?:morning|evening|afternoon))(?: there)?[,!.]*\s+"
+    r"|(?:please|pls|plz|kindly|just),?\s+"
 )
 _REQUEST: Final = re.compile(r"(?:can|could|would|will) you(?: please| pls| kindly)?\s+(?!need\b)")
 _ENDING: Final = re.compile(r"[\s,]+(?:please|pls|plz|thanks|thank you|thx|for me please)$|[\s.!?\u2026,;:]+$")

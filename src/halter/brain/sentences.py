@@ -67,18 +67,19 @@ anything for me
 anything (pending|waiting)
 is there anything (i need to approve|i have to approve|to approve|i need to decide|to decide)
 show me what needs (me|my attention)
-[what is|is anything|is there anything|anything] (waiting|pending) (for|on) me
+[what is|is anything|is there anything|anything] (waiting|pending) (for|on) (me|my approval|my decision|my answer)
 what waits for me
-what do you need [from me|me for]
+what do you need [from me|me for] [now|right now]
 do you need (me|anything) [from me]
 {_SHOW} (pending|open|waiting) (decisions|approvals|questions)
 {_SHOW} (approvals|decisions)
-what (is|decisions are|approvals are) (pending|waiting)
+what is (pending|waiting)
+(what|which) (decisions|approvals) are (pending|waiting|open)
 what do i (need|have) to (approve|decide)
 """)
 SCHEDULES: Final = grammar(f"""
 {_SHOW} [active|current] (schedules|scheduled tasks|scheduled jobs)
-what schedules (do you have|are there|are active|exist|have you got)
+(what|which) schedules (do you have|are there|are active|exist|have you got)
 what (is|have you|do you have) scheduled
 what is on (the|your) schedule
 (do you have|are there) any schedules
@@ -93,6 +94,7 @@ what did (your|the) last (session|run) (do|cost)
 """)
 HOT_STATE: Final = grammar(f"""
 {_SHOW} [current] (hot state|hotstate|hot-state|state|facts) {_NOW}
+what is in [the|your] (hot state|hotstate|hot-state)
 """)
 TIME: Final = grammar(f"""
 [do you know|tell me] what time (is it|it is) {_NOW}
@@ -103,7 +105,7 @@ TIME_IN: Final = grammar("""
 [what is] [the] [current|local] time [now|right now] in {place} [now|right now]
 """)
 DATE: Final = grammar(f"""
-[tell me] what (day|date|month|year) (is it|is today|is it today|it is) {_NOW}
+[tell me] (what|which) (day|date|month|year) (is it|is today|is it today|it is) {_NOW}
 [what is|tell me|give me|show me] (today's|the|the current|current) date {_NOW}
 date [today]
 [what is] the day today
@@ -117,8 +119,9 @@ what is the date [now|today] in {place}
 """)
 SPENT: Final = grammar("""
 [show|show me|tell me|what is|what are] [the|my|your|our] (spending|spend|costs|cost|expenses|budget)
-how much [money] have you (spent|used|cost)
-how much [money] did you (spend|cost|use)
+how much [money] have you (spent|used|cost|cost me)
+how much [money] did you (spend|cost|use|cost me)
+spent
 how much (has been|was) spent
 how much are you spending
 how much do you cost
