@@ -176,11 +176,18 @@ def explained(timing: Timing) -> str:
     if timing.every:
         return f"every {_counted(timing.every)}"
     if timing.days:
-        days = "every day" if timing.days == 1 else f"every {timing.days} days"
-        return f"{days} at {timing.time}, {timing.timezone}"
+        return f"{_spaced(timing)} at {timing.time}, {timing.timezone}"
     told = CronSim(timing.cron, datetime(2000, 1, 1)).explain()  # noqa: DTZ001  no zone changes the words
     told = told.replace("Monday through Friday", "weekdays")
     return f"{told[0].lower()}{told[1:]}, {timing.timezone}"
+
+
+def _spaced(timing: Timing) -> str:
+    zone = zone_of(timing.timezone)
+    if timing.days % 7 == 0 and zone is not None:
+        weeks = "every week" if timing.days == 7 else f"every {timing.days // 7} weeks"  # noqa: PLR2004  a week has 7
+        return f"{weeks} on {shown_at(timing.anchor, zone):%A}"
+    return "every day" if timing.days == 1 else f"every {timing.days} days"
 
 
 def _counted(every: int) -> str:
