@@ -33,6 +33,7 @@ _WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or c
 _LEADING: Final = range(0xC3, 0xDE)
 """The first byte of a letter of two; those of three are mostly signs, or of scripts that need no edge."""
 _BRACKET: Final = ord("(")
+_BACKSLASH: Final = ord("\\")
 _FEWEST: Final = 7
 _MOST: Final = 16
 _DATE: Final = re.compile(rb"\(?\d\d([./-])\d\d\1\d{4}(?!\d)")
@@ -183,6 +184,8 @@ def _values(search: _Search, data: bytes, at: int, end: int) -> Iterator[tuple[i
     (kind, _, check, edge, _), regex, run = search
     while (match := regex.search(data, at, end)) is not None:
         start, stop = match
+        if not edge and _escaped(data, start):
+            start += 1
         size = check(data[start:stop])
         if size and (not edge or _has_edges(data, start, start + size)):
             at = start + size
@@ -194,13 +197,19 @@ def _values(search: _Search, data: bytes, at: int, end: int) -> Iterator[tuple[i
 def _has_edges(data: bytes, start: int, end: int) -> bool:
     """Tell whether a value stands by itself: it is no part of a word, of a longer number or of a row of them."""
     before, after = data[max(start - 2, 0) : start], data[end : end + 2]
-    if before and data[start] != _BRACKET and (before[-1] in _WORD or before[0] in _LEADING):
+    in_word = before and data[start] != _BRACKET and (before[-1] in _WORD or before[0] in _LEADING)
+    if in_word and not _escaped(data, start - 1):
         return False
     if after and (after[0] in _WORD or after[0] in _LEADING):
         return False
     signs = b".-:" if b":" in data[start:end] else b".-"
     inside = len(before) > 1 and before[-1] in signs and before[-2] in _DIGITS
     return not inside and not (len(after) > 1 and after[0] in signs and after[1] in _DIGITS)
+
+
+def _escaped(data: bytes, place: int) -> bool:
+    """Tell whether a letter is none, but the end of a line as JSON and programs write it."""
+    return place > 0 and data[place] in b"nrt" and data[place - 1] == _BACKSLASH
 
 
 def _decoded(data: bytes) -> str:
