@@ -232,7 +232,7 @@ def plain(piece: str) -> str:
     return "".join(letter if letter.isalnum() else f"\\U{ord(letter):08x}" for letter in piece)
 
 
-@pytest.mark.parametrize("before", ["\\1", "\\x4", "\\u004", "\\", "\\\\", "\\N", "\\12"])
+@pytest.mark.parametrize("before", ["\\n", "\\\\1", "\\123", "\\1", "\\x4", "\\u004", "\\", "\\\\", "\\N", "\\12"])
 def test_an_escape_before_a_placeholder_takes_no_letter_of_the_value(before: str) -> None:
     values = {"[NAME_aaaaaa]": "23 and 1F", "[NAME_bbbbbb]": "nick"}
     for shown in values:
@@ -243,7 +243,7 @@ def test_an_escape_before_a_placeholder_takes_no_letter_of_the_value(before: str
             assert call.arguments.startswith("<skill>")
         else:
             kept = json.loads(call.arguments)["text"]
-            assert kept in (rehydrated_text(json.loads(meant.arguments)["text"], values), f"\\{shown}")
+            assert kept == rehydrated_text(json.loads(meant.arguments)["text"], values) or unresolved(kept)
 
 
 def test_a_value_outside_of_quotes_becomes_no_argument_of_a_call() -> None:
@@ -254,8 +254,8 @@ def test_a_value_outside_of_quotes_becomes_no_argument_of_a_call() -> None:
 
 def test_a_quote_that_is_never_closed_is_not_closed_by_a_value() -> None:
     values = {"[NAME_aaaaaa]": '", force=True'}
-    text = '<skill k7>wipe(n="[NAME_aaaaaa])</skill>'
-    assert rehydrated_reply(Reply((Text(text),)), values, "k7").text == text
+    for text in ('<skill k7>wipe(n="[NAME_aaaaaa])</skill>', '<skill k7>wipe(n="x)</skill> [NAME_aaaaaa])</skill>'):
+        assert rehydrated_reply(Reply((Text(text),)), values, "k7").text == text
 
 
 def test_a_call_over_several_parts_of_an_answer_is_one_call() -> None:
@@ -317,6 +317,16 @@ def test_the_end_of_a_line_inside_of_json_hides_nobody() -> None:
     shown, made = hidden('Result: {"text": "Hello\\nZoë\\n4111111111111111\\nbob@example.com\\n+49 30 1234567"}')
     assert set(made.values.values()) == {"Zoë", "4111111111111111", "bob@example.com", "+49 30 1234567"}
     assert shown.count("\\n[") == 4
+
+
+def test_a_name_in_an_earlier_call_that_was_written_as_text_is_hidden_again() -> None:
+    for name in NAMES:
+        text = rehydrated_reply(
+            Reply((Text(f'<skill k7>send(text="{KNOWN[name]}")</skill>'),)), PLACEHOLDERS, "k7"
+        ).text
+        shown, made = hidden(text)
+        assert set(made.values.values()) == {name}
+        assert shown == f'<skill k7>send(text="{KNOWN[name]}")</skill>'
 
 
 def test_two_spellings_of_a_name_come_back_as_they_were_written() -> None:

@@ -18,7 +18,8 @@ _UNSPACED: Final = re.compile(f"[{_RANGES}]")
 
 _WORD: Final = rf"[^\W_{_RANGES}]"
 _BREAK: Final = r"(?<=\\[nrtbf])|(?<=\\u00[aA]0)|(?<=\\u20[0-9a-fA-F]{2})"
-_ALWAYS_ESCAPED: Final = frozenset('"\\')
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ENDS: Final = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 class Spelling(NamedTuple):
@@ -35,10 +36,10 @@ _Trie = dict[str, Any]
 
 
 class Names(NamedTuple):
-    """Two patterns: for names as they are, and for names as JSON spells them."""
+    """Two patterns: for names as they are, and for names between quotes, as JSON and programs write them."""
 
     plain: re.Pattern[str] | None
-    spelled: re.Pattern[str] | None
+    escaped: re.Pattern[str] | None
 
 
 @lru_cache(maxsize=64)
@@ -46,7 +47,7 @@ def compiled(names: tuple[str, ...]) -> Names:
     """Compile the names of an agent; blank ones name nobody."""
     meant = {form for name in names if name.strip() for form in _forms(name.strip())}
     longest_first = sorted(meant, key=lambda name: (-len(name), name))
-    return Names(_pattern(longest_first, _PLAIN), _pattern(longest_first, _JSON))
+    return Names(_pattern(longest_first, _PLAIN), _pattern(longest_first, _ESCAPED))
 
 
 def _forms(name: str) -> set[str]:
@@ -86,23 +87,35 @@ def _letter(letter: str) -> str:
     return re.escape(letter) if len(cases) == 1 else f"[{''.join(cases)}]"
 
 
-def _json_letter(letter: str) -> str:
-    """Match a letter as JSON writes it: as it is, where that may be, or escaped."""
+def _escaped_letter(letter: str) -> str:
+    """Match a letter as it stands between quotes: as it is, or escaped. A backslash is always escaped there."""
     if letter.isascii() and letter.isalnum():
         return _letter(letter)
-    plain = rf"\\{re.escape(letter)}" if letter in _ALWAYS_ESCAPED else _letter(letter)
-    return f"(?:{'|'.join((plain, *map(_escaped, _cases(letter))))})"
+    plain = () if letter == "\\" else (_letter(letter),)
+    short = (rf"\\{re.escape(letter)}",) if letter in "\"'\\" else ()
+    return f"(?:{'|'.join((*plain, *short, *map(_escape, _cases(letter))))})"
 
 
-def _escaped(letter: str) -> str:
+def _escape(letter: str) -> str:
     units = letter.encode("utf-16-be", "surrogatepass").hex()
-    digits = "".join(digit if digit.isdigit() else f"[{digit}{digit.upper()}]" for digit in units[:4])
-    rest = "".join(digit if digit.isdigit() else f"[{digit}{digit.upper()}]" for digit in units[4:])
-    return rf"\\u{digits}" + (rf"\\u{rest}" if rest else "")
+    short = "".join(rf"\\u{_digits(units[at : at + 4])}" for at in range(0, len(units), 4))
+    return rf"{short}|\\U{_digits(f'{ord(letter):08x}')}"
+
+
+def _digits(digits: str) -> str:
+    return "".join(digit if digit.isdigit() else f"[{digit}{digit.upper()}]" for digit in digits)
+
+
+def unescaped(spelled: str) -> str:
+    """Tell what a name is that was found between quotes."""
+    plain = _ESCAPE.sub(lambda found: _ENDS.get(found[3], found[3]) or chr(int(found[1] or found[2], 16)), spelled)
+    return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 _PLAIN: Final = Spelling(f"(?<!{_WORD})", f"(?!{_WORD})", r"\s{1,4}", _letter)
-_JSON: Final = Spelling(f"(?:(?<!{_WORD})|{_BREAK})", f"(?!{_WORD})", r"(?:\s|\\[nrt]|\\u00[aA]0){1,4}", _json_letter)
+_ESCAPED: Final = Spelling(
+    f"(?:(?<!{_WORD})|{_BREAK})", f"(?!{_WORD})", r"(?:\s|\\[nrt]|\\u00[aA]0){1,4}", _escaped_letter
+)
 
 
 def _joined(trie: _Trie) -> str:

@@ -5,7 +5,6 @@ numbers are left alone. Text that looks like a placeholder of ours is a value to
 taken for one.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -14,7 +13,7 @@ from typing import Final, NamedTuple
 from halter.core.text import to_body
 from halter.guard import checksums
 from halter.guard.linear import Regex
-from halter.guard.names import Names
+from halter.guard.names import Names, unescaped
 
 KINDS: Final = ("EMAIL", "IBAN", "IP", "ID", "CARD", "PHONE", "NAME", "TEXT")
 SHAPE: Final = rf"\[(?:{'|'.join(KINDS)})_[0-9a-f]{{6,64}}\]"
@@ -122,22 +121,15 @@ def pieces(text: str, names: Names) -> Iterator[Piece]:
 
 
 def _named(text: str, names: Names) -> Iterator[Piece]:
-    """Find names; first those that are spelled as in JSON, since a shorter name may be a part of one."""
-    if names.spelled is None or "\\" not in text:
+    """Find names; first those with escapes, since a shorter name may be a part of one."""
+    if names.escaped is None or "\\" not in text:
         yield from _matches(text, names.plain)
         return
-    for piece in _matches(text, names.spelled):
+    for piece in _matches(text, names.escaped):
         if piece.kind:
-            yield piece._replace(value=_unescaped(piece.text))
+            yield piece._replace(value=unescaped(piece.text))
         else:
             yield from _matches(piece.text, names.plain)
-
-
-def _unescaped(spelled: str) -> str:
-    try:
-        return str(json.loads(f'"{spelled}"', strict=False))
-    except ValueError:
-        return spelled
 
 
 def _matches(text: str, pattern: re.Pattern[str] | None) -> Iterator[Piece]:

@@ -29,8 +29,9 @@ _INSIDE: Final = re.compile(
     rf"|(?P<closing>{_CLOSING})|(?P<open>[\"'])|[^\"'<]+|<",
     re.DOTALL,
 )
-_QUOTED: Final = re.compile(rf"(?P<escape>\\.)|(?P<placeholder>{SHAPE})", re.DOTALL)
-_DELICATE: Final = re.compile(r"\\[^\\]{0,9}\Z", re.DOTALL)
+_HALF: Final = r"\\(?:[0-7]{1,2}|x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|N)"
+_QUOTED: Final = re.compile(rf"{_HALF}{SHAPE}|\\.|(?P<placeholder>{SHAPE})", re.DOTALL)
+"""Half an escape would take the first letters of a value for its own, so a placeholder behind one stays."""
 _SIGNS: Final = {"\\": "\\\\", '"': '\\"', "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -120,23 +121,15 @@ def _quoted(literal: str, values: Values) -> str:
 
     def put(found: re.Match[str]) -> str:
         value = values.get(found[0]) if found["placeholder"] else None
-        if value is None:
-            return found[0]
-        # An escape that is not complete would take the first letter of the value for its own.
-        delicate = _DELICATE.search(literal, max(0, found.start() - 10), found.start()) is not None
-        return _spelled(value, all_of_it=delicate)
+        return found[0] if value is None else "".join(map(_letter, value))
 
     return _QUOTED.sub(put, literal)
 
 
-def _spelled(value: str, *, all_of_it: bool) -> str:
-    return "".join(_letter(letter, plain=not (all_of_it and place == 0)) for place, letter in enumerate(value))
-
-
-def _letter(letter: str, *, plain: bool) -> str:
+def _letter(letter: str) -> str:
     if letter in _SIGNS:
         return _SIGNS[letter]
-    return letter if plain and letter.isprintable() else f"\\U{ord(letter):08x}"
+    return letter if letter.isprintable() else f"\\U{ord(letter):08x}"
 
 
 class StreamRehydrator:
