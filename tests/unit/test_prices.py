@@ -8,8 +8,9 @@ from genai_prices.data import providers
 from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice
 
 from halter.core.clock import DAY
+from halter.core.here import on_this_machine
 from halter.core.usage import FREE, ModelName, Price, Unpriced, Usage
-from halter.models.prices import Prices, Tariff, listed, on_this_machine, stated
+from halter.models.prices import Prices, Tariff, listed, stated
 
 
 def micros(year: int, month: int, day: int, hour: int = 0, minute: int = 0) -> int:

@@ -260,6 +260,7 @@ class Loop:
             input_tokens=self._window.bound(model, prompt.size),
             listen=self._watching.listen if streams else None,
             discards=bool(self.turn.failures),
+            nonce=nonce,
         )
 
     def _heard(self, answer: Answered | RefusedRequest | FailedRequest, prompt: Made, model: Model, nonce: str) -> None:

@@ -42,6 +42,7 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
         ("began, ended", f"{written(made.started_at)}, {ended}"),
         ("cost", f"{shown(made.cost_usd)} of {shown(made.held_usd)} held{_by_purpose(made)}"),
         ("passed", ", ".join(f"{brake} {counted(times, 'time')}" for brake, times in made.passed.items())),
+        ("anonymized", ", ".join(f"{kind} {counted(times, 'time')}" for kind, times in made.anonymized.items())),
         ("rules used", ", ".join(made.rules)),
         ("heard", "; ".join(_heard(made))),
         *(("overrun", f"{shown(over.amount)} in {over.scope} {over.window}".strip()) for over in made.overruns),

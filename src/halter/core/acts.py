@@ -1,5 +1,6 @@
 """The events of requests and calls, and of the money that they come to."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import msgspec
@@ -14,7 +15,8 @@ from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel
 class RequestStarted(Event, frozen=True, kw_only=True):
     """A model is about to be asked: the intent, and the money held for it; its body is what is sent.
 
-    `max_output_tokens` is the most that it may write, which may be less than what was asked for.
+    `max_output_tokens` is the most that it may write, which may be less than what was asked for. `anonymized` counts
+    the values of each kind in whose place the model is sent placeholders.
     """
 
     KIND: ClassVar[str] = "request_started"
@@ -25,6 +27,7 @@ class RequestStarted(Event, frozen=True, kw_only=True):
     legs: tuple[Leg, ...] = ()
     max_output_tokens: int = 0
     observed: tuple[Outcome, ...] = ()
+    anonymized: Mapping[str, int] = {}
 
 
 class Unheld(msgspec.Struct, frozen=True):

@@ -77,6 +77,12 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     facts: Mapping[str, Any] = {}
 
 
+class Anonymizing(msgspec.Struct, frozen=True):
+    """What a model that is not on this machine is not told: who somebody is, by shape, and these names."""
+
+    names: tuple[str, ...] = ()
+
+
 Stop = Literal["end", "calls", "max_tokens", "refused"]
 """Why a model stopped: it had finished, it wants calls made, it ran out of tokens, or it will not answer."""
 

@@ -6,6 +6,7 @@ from hashlib import sha256
 import msgspec
 
 from halter.core.limits import Caps, Spender, accounts, legs
+from halter.core.messages import Anonymizing
 from halter.core.rows import RuleRow
 from halter.core.spec import Phase, Resolved, Rule
 from halter.core.text import clean
@@ -13,6 +14,7 @@ from halter.core.tools import Invalid, Tool, ToolSpec, Valid, secret_names
 from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.judge import Approval, Asked, Kept
 from halter.guard.levels import audited, needs_approval, rate_of, risk_assessed, rule_of
+from halter.guard.rehydrate import unresolved
 from halter.guard.risk import Risk, assess
 from halter.guard.rules import always_of, digest, matches
 from halter.guard.secrets import sentence
@@ -39,7 +41,7 @@ class Standing(msgspec.Struct, frozen=True):
 
     `secrets` are those that the policy grants and that are there; `quarantined` the tools that wait for a person.
     What is kept back of its caps, in micro-dollars and in tokens, is there for its last words. A session that runs by
-    itself may be given so many tokens for an hour.
+    itself may be given so many tokens for an hour. `anonymize` says what its models are not told.
     """
 
     session: str
@@ -53,6 +55,7 @@ class Standing(msgspec.Struct, frozen=True):
     kept_usd: int = 0
     kept_tokens: int = 0
     tokens_per_hour: int | None = None
+    anonymize: Anonymizing | None = None
 
     def kept(self) -> Kept:
         """Tell what is kept back, and of whose caps."""
@@ -85,7 +88,7 @@ def prepare(
 ) -> Prepared:
     """Look at a call from all sides; `usd` is what it may cost at most, `rules` are where a person said "always"."""
     if tool is None:
-        flaw: tuple[Outcome, str] = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
+        flaw: tuple[Outcome, str] | None = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
         return Prepared(_asked(standing, call, now, flaw), None, None)
     policy, spec = standing.policy, tool.spec
     rule = rule_of(policy, spec)
@@ -95,7 +98,8 @@ def prepare(
         return Prepared(_asked(standing, call, now, flaw, spec, rule), tool, None, rule)
     meant, arguments = valid
     risk = assess(spec, arguments) if risk_assessed(rule) else None
-    asked = _asked(standing, call, now, flaw_of(standing, spec) or _missing(standing, arguments), spec, rule)
+    flaw = flaw_of(standing, spec) or _missing(standing, arguments) or _nameless(standing, arguments)
+    asked = _asked(standing, call, now, flaw, spec, rule)
     spender = Spender(standing.session, standing.agent, standing.trigger)
     asked = msgspec.structs.replace(
         asked,
@@ -180,6 +184,14 @@ def _missing(standing: Standing, arguments: Valid) -> tuple[Outcome, str] | None
     """Refuse a secret that the agent was not given, or that nobody has set."""
     unknown = sorted(secret_names(arguments.canonical) - standing.secrets)
     return ("invalid_arguments", sentence(unknown)) if unknown else None
+
+
+def _nameless(standing: Standing, arguments: Valid) -> tuple[Outcome, str] | None:
+    """Refuse a placeholder that nobody can resolve: a tool would take it for the value itself."""
+    left = unresolved(arguments.canonical.decode()) if standing.anonymize is not None else ()
+    if not left:
+        return None
+    return ("invalid_arguments", f"Nobody knows any more what {left[0]} stands for: ask again for the value.")
 
 
 def _approval(

@@ -10,7 +10,7 @@ whether another attempt makes sense.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,6 +20,7 @@ import msgspec
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable
 from halter.core.events import CostCapReached, OverrunIncurred, RequestRefused, RequestSettled, RequestStarted
+from halter.core.here import stays_here
 from halter.core.ids import StreamId, session_stream
 from halter.core.limits import Spender, accounts
 from halter.core.messages import Hear, Model, Prompt, Reply
@@ -29,12 +30,14 @@ from halter.core.text import to_body
 from halter.core.tools import Permit
 from halter.core.usage import PriceTable, Rates, Unpriced, Usage
 from halter.core.vocabulary import Outcome, Purpose
+from halter.guard.anonymize import Anonymized, anonymized
 from halter.guard.ask import Standing
 from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, unless_halted
 from halter.guard.halts import HaltWatch
 from halter.guard.mask import masked, masked_prompt, masked_reply
 from halter.guard.purse import LONGEST_LOOK, Purse, Truth, charged
-from halter.guard.voice import HeldBack, Listen, StreamMask, Voice
+from halter.guard.rehydrate import rehydrated_reply
+from halter.guard.voice import HeldBack, Listen, Rehydrated, StreamMask, Voice
 from halter.guard.weigh import Asking, rows_of, weigh
 from halter.state.session import InFlight, request_in_flight
 
@@ -50,7 +53,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     One that is `optional` can be done without: it does not wait for money, and no session ends because of its refusal.
     `record` is what the journal keeps of it, where the rest of the prompt stands there already. `input_tokens` bounds
     what is sent, where that is known better than by its length. `listen` is told the answer as it comes; one that
-    `discards` takes back what an earlier attempt said.
+    `discards` takes back what an earlier attempt said. With a `nonce`, the answer may hold calls that are written as
+    text.
     """
 
     id: str
@@ -62,6 +66,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int | None = None
     listen: Listen | None = None
     discards: bool = False
+    nonce: str = ""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -107,12 +112,14 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class _Flying(msgspec.Struct, frozen=True):
-    """A request on its way, and what it takes to settle it."""
+    """A request on its way, and what it takes to settle it: its price, and what its placeholders stand for."""
 
     lease: Lease
     admitted: Admitted
     rates: Rates | Unpriced
     began: int
+    values: Mapping[str, str]
+    nonce: str
 
 
 class ModelDoor:
@@ -143,12 +150,13 @@ class ModelDoor:
     ) -> RequestOutcome:
         """Let a request through, or refuse it; whatever happens is in the journal when this returns."""
         prompt = masked_prompt(request.prompt, self._redact)
-        asking = await self._asking(standing, request, prompt, model, attempt)
+        hidden = hiding(standing, prompt, model)
+        asking = await self._asking(standing, request, prompt, hidden, model, attempt)
         admitted = await self._admit(lease, asking)
         if not isinstance(admitted, Admitted):
             return admitted
-        flying = _Flying(lease, admitted, asking.rates, self._clock.now())
-        sent = msgspec.structs.replace(prompt, max_output_tokens=admitted.max_output_tokens)
+        flying = _Flying(lease, admitted, asking.rates, self._clock.now(), hidden.values, request.nonce)
+        sent = msgspec.structs.replace(hidden.prompt, max_output_tokens=admitted.max_output_tokens)
         permit = Permit(admitted.flight.id, flying.began + request.timeout, _NO_SECRETS)
         return await self._spoken(flying, request, lambda hear: model.ask(sent, permit, hear), asking.scopes)
 
@@ -162,7 +170,8 @@ class ModelDoor:
         """Wait for the answer, and let whoever listens have its words as they come; they are always told its end."""
         if request.listen is None:
             return await self._answer(flying, asyncio.ensure_future(ask(None)), scopes, request.timeout)
-        voice = Voice(flying.admitted.flight.id, request.listen, self._stream_mask(), discards=request.discards)
+        mask = Rehydrated(self._stream_mask(), flying.values) if flying.values else self._stream_mask()
+        voice = Voice(flying.admitted.flight.id, request.listen, mask, discards=request.discards)
         whole = False
         try:
             answer = await self._answer(flying, asyncio.ensure_future(ask(voice.hear)), scopes, request.timeout)
@@ -171,8 +180,10 @@ class ModelDoor:
         finally:
             voice.finish(whole=whole)
 
-    async def _asking(self, standing: Standing, request: Request, prompt: Prompt, model: Model, attempt: int) -> Asking:
-        """Look at a request from all sides, and put away what it sends."""
+    async def _asking(
+        self, standing: Standing, request: Request, prompt: Prompt, hidden: Anonymized, model: Model, attempt: int
+    ) -> Asking:
+        """Look at a request from all sides, and put away what it says, which is more than what it sends."""
         policy = standing.policy
         record = msgspec.json.encode(prompt) if request.record is None else to_body(self._redact(request.record))
         body, blob = await kept(self._store, record)
@@ -184,7 +195,7 @@ class ModelDoor:
             caps=standing.caps(),
             now=self._clock.now(),
             rates=self._prices.find(model.name, model.base_url),
-            input_tokens=model.count(prompt) if request.input_tokens is None else request.input_tokens,
+            input_tokens=bound_of(request, hidden, model),
             max_output_tokens=prompt.max_output_tokens,
             min_output_tokens=policy.min_output_tokens,
             scopes=standing.scopes(),
@@ -194,6 +205,7 @@ class ModelDoor:
             observe=policy.observe,
             body=body,
             blob=blob,
+            anonymized=hidden.counts,
         )
 
     async def _admit(self, lease: Lease, asking: Asking) -> Admitted | RequestOutcome:
@@ -245,7 +257,8 @@ class ModelDoor:
             return await self._failed(flying, self._cut(flying, acting, "external_halt", str(word)))
         except ModelError as error:
             return await self._failed(flying, self._refused(flying, error))
-        return await self._answered(flying, masked_reply(believed(reply), self._redact))
+        meant = rehydrated_reply(believed(reply), flying.values, flying.nonce)
+        return await self._answered(flying, masked_reply(meant, self._redact))
 
     async def _answered(self, flying: _Flying, reply: Reply) -> Answered:
         truth = _cost(flying, reply.usage, Truth("ok", body=msgspec.json.encode(reply)))
@@ -276,6 +289,18 @@ class ModelDoor:
         if not error.billed:
             return msgspec.structs.replace(truth, usd=0, tokens=0)
         return _cost(flying, error.usage, truth)
+
+
+def hiding(standing: Standing, prompt: Prompt, model: Model) -> Anonymized:
+    """Take out of a prompt what its model is not told; one on this machine is told everything."""
+    if standing.anonymize is None or stays_here(model.name, model.base_url):
+        return Anonymized(prompt, {}, {})
+    return anonymized(prompt, standing.session, standing.anonymize.names)
+
+
+def bound_of(request: Request, hidden: Anonymized, model: Model) -> int:
+    """Bound the tokens of what is sent: placeholders may be longer than what they stand for."""
+    return model.count(hidden.prompt) if request.input_tokens is None else request.input_tokens + hidden.growth
 
 
 def flaw_of(standing: Standing, model: str) -> tuple[Outcome, str] | None:

@@ -1,10 +1,11 @@
 """An answer's words on their way to whoever listens: without secrets, and with exactly one end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from halter.core.messages import StreamChunk
 from halter.guard.flight import Redact
+from halter.guard.rehydrate import StreamRehydrator
 
 Listen = Callable[[StreamChunk], None]
 """Somebody who is shown an answer as it comes."""
@@ -37,6 +38,22 @@ class HeldBack:
     def finish(self) -> str:
         """Return all of it."""
         return self._redact("".join(self._pieces))
+
+
+class Rehydrated:
+    """Puts what a model was not told back into its words, before secrets are taken out of them."""
+
+    def __init__(self, mask: StreamMask, values: Mapping[str, str]) -> None:
+        self._mask = mask
+        self._rehydrator = StreamRehydrator(values)
+
+    def feed(self, chunk: str) -> str:
+        """Take a piece, and return what is certain by now."""
+        return self._mask.feed(self._rehydrator.feed(chunk))
+
+    def finish(self) -> str:
+        """Return the rest."""
+        return self._mask.feed(self._rehydrator.finish()) + self._mask.finish()
 
 
 class Voice:

@@ -5,7 +5,7 @@ left is known only under the lock, so the bound is worked out here: what is chec
 what is written: the intent with its hold, the refusal, or nothing where other holds must settle first.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -47,6 +47,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     observe: bool = False
     body: bytes | None = None
     blob: Digest | None = None
+    anonymized: Mapping[str, int] = {}
 
     def at(self, now: int) -> "Asking":
         """Ask the same at a later moment: windows have moved on."""
@@ -165,4 +166,5 @@ def _intent(asking: Asking, verdict: Reserved, fitting: Estimate, waived: Sequen
         legs=verdict.legs,
         max_output_tokens=fitting.max_output_tokens,
         observed=tuple(waived),
+        anonymized=asking.anonymized,
     )

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from ipaddress import ip_address
 from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from halter.core.clock import DAY
+from halter.core.here import stays_here
 from halter.core.usage import FREE, ModelName, Price, Rates, Unpriced, Usage
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ MARGIN: Final = Decimal("0.02")
 NO_LIMIT: Final = 10**9
 """More tokens than anyone answers with."""
 
-_IN_THIS_PROCESS: Final = frozenset(("scripted", "reflex"))
-_USUALLY_HERE: Final = frozenset(("ollama",))
 _TABLE_NAMES: Final = MappingProxyType({"gemini": "google"})
-_SOCKETS: Final = frozenset(("unix", "http+unix"))
 _ALWAYS: Final = -(1 << 63)
 _EPOCH: Final = date(1970, 1, 1)
 _NOTHING: Final = Decimal(0)
@@ -172,24 +169,13 @@ class Prices:
         own = self._own.get(str(model)) or self._own.get(model.provider)
         if own is not None:
             return stated(own, self._margin)
-        here = model.provider in _USUALLY_HERE and base_url is None
-        if model.provider in _IN_THIS_PROCESS or here or on_this_machine(base_url):
+        if stays_here(model, base_url):
             return stated(FREE, self._margin)
         return _listed(model, base_url, self._margin)
 
 
 def _own_key(name: str) -> str:
     return str(ModelName.parse(name)) if ":" in name or "/" in name else name
-
-
-def on_this_machine(base_url: str | None) -> bool:
-    """Tell whether an address leads to this machine and nowhere else."""
-    try:
-        parts = urlsplit(base_url or "")
-        host = parts.hostname or ""
-        return parts.scheme in _SOCKETS or host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def stated(price: Price, margin: Decimal = MARGIN) -> Tariff:

@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from halter.core.errors import ConfigError
+from halter.core.here import on_this_machine
 from halter.core.mind import Provider, WireFormat
 from halter.core.text import listed, shorten
 from halter.core.usage import ModelName
-from halter.models.prices import on_this_machine, window
+from halter.models.prices import window
 from halter.models.wire import Wire
 
 Key = Callable[[str], str | None]

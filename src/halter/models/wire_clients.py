@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from halter.core.here import on_this_machine
 from halter.core.mind import WireFormat
 from halter.core.usage import ModelName
-from halter.models.prices import on_this_machine
 
 if TYPE_CHECKING:
     import httpx2

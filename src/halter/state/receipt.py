@@ -5,6 +5,7 @@ it ended. Anyone who has the events can make it again. Who answered a question s
 that, a receipt tells of an answer only what the session made of it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
@@ -47,6 +48,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """One call or request: what was held for it and what it cost. Without an outcome it is in doubt.
 
     `observed` are the refusals that were only written down. `egress` says that its arguments chose where data goes.
+    `anonymized` counts, by kind, the values that its model was not told.
     """
 
     id: str
@@ -69,6 +71,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     decided_by: str = ""
     duration_ms: int = 0
     error: str = ""
+    anonymized: Mapping[str, int] = {}
 
 
 class Brake(msgspec.Struct, frozen=True):
@@ -128,8 +131,9 @@ class Heard(msgspec.Struct, frozen=True):
 class Receipt(msgspec.Struct, frozen=True):
     """What a session leaves in a person's hand. Amounts are micro-dollars, times microseconds.
 
-    `passed` counts what each brake let through, `spent` what each purpose cost. `in_doubt` has no outcome yet;
-    `unknown_calls` have one, which is that nobody knows it. `unknown` counts events that this program cannot read.
+    `passed` counts what each brake let through, `spent` what each purpose cost, `anonymized` the values of each kind
+    that requests did not send. `in_doubt` has no outcome yet; `unknown_calls` have one, which is that nobody knows it.
+    `unknown` counts events that this program cannot read.
     """
 
     session: str = ""
@@ -149,6 +153,7 @@ class Receipt(msgspec.Struct, frozen=True):
     cost_usd: int = 0
     held_usd: int = 0
     spent: Mapping[str, int] = {}
+    anonymized: Mapping[str, int] = {}
     calls: tuple[Line, ...] = ()
     requests: tuple[Line, ...] = ()
     turns: tuple[TurnLine, ...] = ()
@@ -179,8 +184,8 @@ def receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Receipt:
             case CallSettled() as done:
                 line = _settled(calls[done.call], stored, done.outcome, done.charge, done.error)
                 calls[done.call] = msgspec.structs.replace(line, duration_ms=done.duration_ms)
-            case RequestStarted(request=request, model=model, purpose=purpose, legs=legs, observed=observed):
-                requests[request] = Line(request, model, purpose, stored.at, _usd(legs), observed=observed)
+            case RequestStarted() as asked:
+                requests[asked.request] = _request(asked, stored.at)
             case RequestSettled(request=request, usage=usage) as done:
                 line = _settled(requests[request], stored, done.outcome, done.charge, done.error)
                 requests[request] = msgspec.structs.replace(line, usage=usage)
@@ -213,6 +218,18 @@ def _call(event: CallStarted, at: int) -> Line:
     )
 
 
+def _request(event: RequestStarted, at: int) -> Line:
+    return Line(
+        id=event.request,
+        name=event.model,
+        purpose=event.purpose,
+        started_at=at,
+        held_usd=_usd(event.legs),
+        observed=event.observed,
+        anonymized=event.anonymized,
+    )
+
+
 def _settled(line: Line, stored: Stored, outcome: Outcome, charge: Charge | None, error: str) -> Line:
     cost = charge.usd if charge else 0
     return msgspec.structs.replace(line, outcome=outcome, settled_at=stored.at, cost_usd=cost, error=error)
@@ -225,9 +242,11 @@ def _usd(legs: tuple[Leg, ...]) -> int:
 def _summed(made: Receipt, calls: tuple[Line, ...], requests: tuple[Line, ...]) -> Receipt:
     """Add up what follows from all calls and requests together."""
     lines = (*calls, *requests)
-    spent: dict[str, int] = {}
+    spent: Counter[str] = Counter()
+    hidden: Counter[str] = Counter()
     for line in lines:
-        spent[line.purpose] = spent.get(line.purpose, 0) + line.cost_usd
+        spent[line.purpose] += line.cost_usd
+        hidden.update(line.anonymized)
     by_rule = (line.decided_by.partition(BY_RULE)[2] for line in calls)
     return msgspec.structs.replace(
         made,
@@ -235,7 +254,8 @@ def _summed(made: Receipt, calls: tuple[Line, ...], requests: tuple[Line, ...]) 
         requests=requests,
         cost_usd=sum(spent.values()),
         held_usd=sum(line.held_usd for line in lines),
-        spent=spent,
+        spent=dict(spent),
+        anonymized=dict(sorted(hidden.items())),
         passed={brake: sum(_passed(line, brake) for line in lines) for brake in BRAKES} if lines else {},
         rules=tuple(dict.fromkeys(rule for rule in by_rule if rule)),
         in_doubt=tuple(line.id for line in lines if line.outcome is None),
