@@ -18,6 +18,7 @@ from halter.brain.loop import NO_SENSES, NOBODY, Loop, Watching
 from halter.brain.running import Running, Waits
 from halter.config.pacing import compiled_gate
 from halter.core.limits import Cap, Caps
+from halter.core.messages import Anonymizing
 from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow, Snapshot
 from halter.core.spec import Phase
@@ -127,6 +128,7 @@ def standing_of(speaking: Speaking, row: SessionRow, phase: Phase, trigger: AnyT
     if trigger is not None:
         policy = msgspec.structs.replace(policy, caps=caps_of(policy.caps, trigger))
     cap, wraps_up = policy.caps.session.max_cost_usd, policy.on_cap == "wrap_up"
+    hidden = agent.read.tasks.anonymize
     hourly = agent.read.pacing.autonomy.token_budget_per_hour if row.kind == "autonomous" else 0
     return msgspec.structs.replace(
         standing,
@@ -135,6 +137,7 @@ def standing_of(speaking: Speaking, row: SessionRow, phase: Phase, trigger: AnyT
         kept_usd=round((cap or 0) * policy.reserve_cost_fraction) if wraps_up else 0,
         kept_tokens=policy.reserve_tokens if wraps_up else 0,
         tokens_per_hour=hourly or None,
+        anonymize=None if hidden is None else Anonymizing(hidden),
     )
 
 
