@@ -130,7 +130,11 @@ async def test_a_change_of_a_field_that_is_named_wakes(world: World, tmp_path: P
     fleet.start(desk(fleet, sleep("1h", "last_price") * 9))
     await world.advance(20 * MINUTE)
     wakes = [line for line in rhythm(await fleet.events("desk-1")) if "woken" in line]
-    assert wakes == ["00:10:00 woken by signal", "00:15:00 woken by signal"]
+    # The first price may come before the first sleep or after it: then it is a change that wakes at once.
+    assert [line for line in wakes if not line.startswith("00:00:00")] == [
+        "00:10:00 woken by signal",
+        "00:15:00 woken by signal",
+    ]
 
 
 async def test_an_alert_that_comes_while_a_turn_is_under_way_is_not_slept_through(world: World, tmp_path: Path) -> None:
