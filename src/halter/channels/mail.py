@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 TIMEOUT: Final = 60
 """Seconds for one letter, from the first packet to the last answer."""
 FAREWELL: Final = 5
+INSISTING: Final = 0.05
 REFUSED_FOR_GOOD: Final = 500
 LONGEST_SUBJECT: Final = 200
 
@@ -48,23 +49,24 @@ class Mail:
         """Hand a letter to the mail server."""
         from aiosmtplib import SMTPException
 
+        client = self._client()
+        handing = asyncio.create_task(self._handed_over(client, composed(letter, self._channel)))
         try:
-            async with asyncio.timeout(TIMEOUT):
-                await self._handed_over(composed(letter, self._channel))
-        except TimeoutError:
-            raise self._undelivered("gave no answer in time", may_retry=True) from None
+            await asyncio.wait({handing}, timeout=TIMEOUT)
+            if not handing.done():
+                raise self._undelivered("gave no answer in time", may_retry=True)
+            await handing
         except (SMTPException, OSError, ValueError) as error:
             raise self._told(error) from None
-
-    async def _handed_over(self, message: EmailMessage) -> None:
-        client = self._client()
-        try:
-            await client.connect()
-            refused, _ = await client.send_message(message)
-            await _farewell(client)
         finally:
+            await _stopped(handing)
             # Closed rather than left politely: whoever was told to stop does not wait for a server.
             client.close()
+
+    async def _handed_over(self, client: "SMTP", message: EmailMessage) -> None:
+        await client.connect()
+        refused, _ = await client.send_message(message)
+        await _farewell(client)
         if refused:
             raise self._some_refused([(name, answer.code) for name, answer in refused.items()])
 
@@ -106,11 +108,11 @@ class Mail:
                 return self._some_refused([(each.recipient, each.code) for each in error.recipients])
             case smtp.SMTPResponseException():
                 return self._undelivered(self._refusal(error), may_retry=error.code < REFUSED_FOR_GOOD)
-            case smtp.SMTPNotSupported():
+            case OSError():
+                return self._undelivered(f"cannot be reached: {type(error).__name__}", may_retry=True)
+            case smtp.SMTPException():
                 said = f"does not offer what `security: {self._channel.security}` or the login needs"
                 return self._undelivered(said, may_retry=False)
-            case smtp.SMTPException() | OSError():
-                return self._undelivered(f"cannot be reached: {type(error).__name__}", may_retry=True)
             case _:
                 said = "cannot be given this letter: look at the addresses of the channel, and at its password"
                 return self._undelivered(said, may_retry=False)
@@ -126,6 +128,15 @@ class Mail:
                 return said.rstrip(". ")
             case _:
                 return f"answered {error.code}"
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    """End a task that may be told so more than once: the library's own waits can swallow the first word."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=INSISTING)
+    if not task.cancelled():
+        task.exception()
 
 
 async def _farewell(client: "SMTP") -> None:
