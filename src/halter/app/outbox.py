@@ -1,8 +1,8 @@
 """The outbox: what was committed to be told is sent, each channel in its own time, and at least once.
 
-Several processes may send from one store. Each looks once more right before it sends, so that a letter goes out twice
-only where two looked in the same moment, or where one died between sending and writing it down. Both copies have the
-same name.
+Several processes may send from one store, without a word between them. Who finds that another was faster stays a little
+behind from then on, and looks again before it sends. So a letter goes out twice only where two meet for the first time,
+or where one dies between sending and writing it down. Both copies have the same name.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import msgspec
 from halter.app.opened import App
 from halter.brain.together import heard, until
 from halter.channels.sending import sender_for
-from halter.core.clock import SECOND
+from halter.core.clock import MINUTE, SECOND
 from halter.core.ids import Digest, StreamId, is_inbox, session_of
 from halter.core.ports import Change, Query
 from halter.core.task_rows import NotificationRow
@@ -25,10 +25,12 @@ from halter.guard.secrets import Secrets
 from halter.journal.patient import PatientStore
 from halter.work.notifying import failed, sent
 
-LOOK: Final = 30 * SECOND
+LOOK: Final = MINUTE
 """How often it looks by itself: hints may be lost."""
 BREATH: Final = SECOND // 10
 """How long it lets news gather: a busy fleet is not asked after every write."""
+BEHIND: Final = 5 * SECOND
+"""How long a process leaves a letter to another that was faster before."""
 PAGE: Final = 100
 
 Way = tuple[str, str]
@@ -72,6 +74,7 @@ class Outbox:
         self._senders = senders
         self._agents = frozenset(agent for agent, _ in senders)
         self._busy: set[Way] = set()
+        self._behind: set[Way] = set()
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -104,14 +107,19 @@ class Outbox:
         """Tell one thing after the other over one channel; a slow one holds up no other."""
         try:
             for row in due:
-                if await self._still_waits(row):
+                if await self._is_ours(row):
                     await self._tell(row)
         finally:
             self._busy.discard(way)
             self._news.set()
 
+    async def _is_ours(self, row: _Due) -> bool:
+        """Look once more, and let another process go first if there seems to be one."""
+        if row.way in self._behind and await self._still_waits(row):
+            await self._clock.sleep(BEHIND)
+        return await self._still_waits(row)
+
     async def _still_waits(self, row: _Due) -> bool:
-        """Look once more: while others were told, another process may have told this."""
         params = {"notification": row.notification}
         found = await self._store.ask(Query("notification", NotificationRow, params))
         return any(now.sent_at is None and now.attempts == row.attempts for now in found)
@@ -128,7 +136,9 @@ class Outbox:
             write = failed(row.notification, attempts, sentence, may_retry=True)
         else:
             write = sent(row.notification, attempts)
-        await self._store.commit(write)
+        committed = await self._store.commit(write)
+        faster_than_us = committed.repeated or not committed.events
+        (self._behind.add if faster_than_us else self._behind.discard)(row.way)
 
     async def _sent(self, row: _Due) -> None:
         sender = self._senders.get(row.way)
