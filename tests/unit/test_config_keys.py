@@ -12,7 +12,7 @@ from halter.config.agent import Agent, agent_of, read_agent
 from halter.config.fleet import Fleet, fleet_of, read_fleet
 from halter.config.load import load_bytes
 from halter.config.mind import resolve_mind
-from halter.config.resolve import resolve
+from halter.config.resolve import REVIEW, resolve
 from halter.config.schema import agent_schema, fleet_schema
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.errors import ConfigError
@@ -126,6 +126,8 @@ AGENT: list[tuple[str, str, Any, Any]] = [
     ("tools/shell/root", "work", lambda r: r.tools.shell.root, "work"),
     ("tools/own", "[look_up]", lambda r: r.tools.own, ("look_up",)),
     ("phases", "{look: [read], act: all}", lambda r: r.phases, (Phase("look", ("read",)), Phase("act", None))),
+    ("phases", "work", lambda r: r.phases, (Phase("work", None),)),
+    ("phases", "review", lambda r: r.phases, REVIEW),
     ("phases/work", "[read, write]", lambda r: r.phases, (Phase("work", ("read", "write")),)),
     ("allowed_models", "[anthropic/claude]", lambda r: r.allowed_models, ("anthropic:claude",)),
     ("secrets", "[API_KEY]", lambda r: r.secrets, ("API_KEY",)),
@@ -257,6 +259,18 @@ ELSEWHERE = {
 """Keys with a test of their own above."""
 PACED = ("autonomy", "hot_state", "sensors")
 """Keys with tests in `test_config_pacing`, where every key below them has one."""
+TASKS = (
+    "schedules",
+    "watches",
+    "webhooks",
+    "collections",
+    "verbs",
+    "review",
+    "notify",
+    "anonymize",
+    "idle_halt_minutes",
+)
+"""Keys with tests in `test_config_tasks`, where every key below them has one."""
 
 
 def keys(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -285,7 +299,7 @@ def generic(path: str) -> str:
 )
 def test_no_key_is_without_a_test_that_shows_its_reader(schema: dict[str, Any], cases: list[Any]) -> None:
     tested = {generic(path) for path, *_ in cases} | ELSEWHERE
-    known = {key for key in keys(schema) if key.split("/")[0] not in PACED}
+    known = {key for key in keys(schema) if key.split("/")[0] not in PACED + TASKS}
     assert "policy/tools/*/rate" in known
     assert known - tested == set()
 
@@ -371,7 +385,11 @@ def test_the_defaults_are_those_that_are_documented() -> None:
             "agent.yaml line 4: `tools.http.hosts[1]` is the text 'a*', but must be",
         ),
         ("phases: {}\n", "agent.yaml line 2: `phases` is empty, but must be a mapping with at least one key."),
-        ("phases: review\n", "agent.yaml line 2: `phases` is the text 'review', but must be a mapping"),
+        (
+            "phases: revew\n",
+            "agent.yaml line 2: `phases` is the text 'revew', which is none of its words; did you mean `review`?",
+        ),
+        ("phases: 5\n", "agent.yaml line 2: `phases` is the number 5, but must be a mapping"),
         (
             "phases: {work: some}\n",
             "agent.yaml line 2: `phases.work` is the text 'some', which is none of its words; they are `all`.",

@@ -52,7 +52,7 @@ def test_what_is_required_and_what_is_bounded_is_said() -> None:
     assert schema["required"] == ["name"]
     assert schema["properties"]["tools"]["properties"]["files"]["required"] == ["root"]
     assert schema["properties"]["limits"]["properties"]["max_steps"]["minimum"] == 1
-    assert schema["properties"]["phases"]["minProperties"] == 1
+    assert schema["properties"]["phases"]["anyOf"][0]["minProperties"] == 1
     assert min(schema["properties"]["policy"]["properties"]["levels"]["propertyNames"]["enum"]) == "CONTROLLED"
 
 

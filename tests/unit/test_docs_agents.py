@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "agents.md").read_text("utf-8")
 ROW = re.compile(r"^\| `([^`]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 ROWS = {key: (default, meaning) for key, default, meaning in ROW.findall(PAGE.partition("## Every key")[2])}
-FREE = {"levels": "LEVEL", "tools": "TOOL", "providers": "NAME", "fields": "FIELD"}
+FREE = {"levels": "LEVEL", "tools": "TOOL", "providers": "NAME", "fields": "FIELD", "collections": "NAME"}
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 AGENTS = [block for block in BLOCKS if block.startswith("name:")]
 

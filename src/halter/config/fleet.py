@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from halter.config.channels import misled
 from halter.config.load import Document, Places, load_file
 from halter.config.shape import shaped
 from halter.core.spec import FleetSpec
@@ -30,4 +31,6 @@ def fleet_of(document: Document) -> Fleet:
     for model in spec.models:
         if model.endswith("*"):
             raise document.places.wrong(("models", model), f"`{model}` is not one model; name each with its price.")
+    for path, sentence in misled(spec.notify):
+        raise document.places.wrong(path, sentence)
     return Fleet(spec, document.places)

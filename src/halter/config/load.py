@@ -20,6 +20,8 @@ from halter.core.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
 """The way to a value from the top of its file: keys of mappings and places in lists."""
+Wrong = tuple[KeyPath, str]
+"""The way to a value, and a sentence about it."""
 
 MAX_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 32

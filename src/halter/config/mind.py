@@ -19,6 +19,7 @@ from halter.config.load import KeyPath, Places, load_bytes
 from halter.config.pacing import paced_models, read_pacing
 from halter.config.resolve import MIN_OUTPUT_TOKENS
 from halter.config.shape import dotted, nearest
+from halter.config.tasks import judging_models, read_tasks
 from halter.config.usual import NOBODY, USUAL
 from halter.core.bounds import Limits
 from halter.core.errors import ConfigError
@@ -49,7 +50,10 @@ Where = Callable[[KeyPath], str]
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """How an agent thinks and paces itself, and where the replies and the rules stand, for sentences about them."""
+    """How an agent thinks and paces itself, and what its tasks are.
+
+    Where the replies and the rules stand is kept for sentences about them.
+    """
 
     mind: Mind
     script: Where
@@ -85,7 +89,7 @@ def read_mind(fleet: Fleet, agent: Agent, folder: Path | None) -> Read:
         reflex=reflex,
         **_limits(both),
     )
-    return Read(mind, script_at, reflex_at, read_pacing(fleet, agent))
+    return Read(mind, script_at, reflex_at, read_pacing(fleet, agent), read_tasks(fleet, agent, folder))
 
 
 def _limits(both: Both) -> dict[str, Any]:
@@ -173,6 +177,7 @@ def _named(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
     yield from ((("fallback_models", index), model) for index, model in enumerate(spec.fallback_models))
     yield from ((("model_for", purpose), model) for purpose, model in spec.model_for.items())
     yield from paced_models(spec)
+    yield from judging_models(spec)
 
 
 def _check_models(both: Both, providers: Mapping[str, Provider]) -> None:

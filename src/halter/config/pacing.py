@@ -14,8 +14,8 @@ from halter.config.agent import Agent
 from halter.config.both import Both, either
 from halter.config.conditions import compiled_gate, compiled_signals
 from halter.config.fleet import Fleet
-from halter.config.load import KeyPath
-from halter.config.sensors import Wrong, misread, named_secrets, unlisted
+from halter.config.load import KeyPath, Wrong
+from halter.config.sensors import misread, named_secrets, unlisted
 from halter.config.shape import dotted
 from halter.core.durations import shown_duration
 from halter.core.pacing import ALWAYS, Autonomy, Gate, HotField, Pacing, Sensor

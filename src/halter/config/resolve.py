@@ -5,7 +5,7 @@ higher than the default, but never one that is higher than the fleet's. The mode
 fleet's also where the fleet's file is silent: its silence means SEMI, and the usual table.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec import UNSET, UnsetType
@@ -18,7 +18,8 @@ from halter.config.shape import dotted, nearest
 from halter.core.bounds import Limits
 from halter.core.limits import Cap, Caps
 from halter.core.money import DOLLAR
-from halter.core.spec import FleetSpec, Phase, Resolved
+from halter.core.spec import FleetSpec, Phase, Resolved, Walk
+from halter.core.tasks import VERBS
 from halter.core.tools import ToolSpec
 from halter.core.usage import FREE, Price
 
@@ -30,6 +31,16 @@ TIMEOUT: Final = 3_600_000_000
 MIN_OUTPUT_TOKENS: Final = 256
 RESERVE_TOKENS: Final = 512
 RESERVE_COST_FRACTION: Final = 0.1
+
+WORK: Final = (Phase("work", None),)
+REVIEW: Final = (
+    Phase("intake", ("retrieve_chunks",)),
+    Phase("analysis", ("retrieve_chunks", "run_skill", "run_playbook", "propose_precedent")),
+    Phase("drafting", ("run_skill", "emit_finding", "propose_memory", "propose_precedent")),
+    Phase("ethics_review", ("emit_finding",)),
+    Phase("delivery", ("notify",)),
+)
+"""The walk that is written `phases: review`."""
 
 
 def resolve(fleet: Fleet, agent: Agent) -> Resolved:
@@ -52,7 +63,7 @@ def resolve(fleet: Fleet, agent: Agent) -> Resolved:
         disabled=tuple(sorted({*ours.policy.disabled, *theirs.policy.disabled})),
         approval_expiry=both.expiry(),
         tools=both.tools(),
-        phases=_phases(theirs.phases),
+        phases=walk(theirs.phases),
         allowed_models=both.models(),
         allowed_hosts=both.hosts(),
         secrets=both.within("allowed_secrets", theirs.secrets, ours.allowed_secrets, ("secrets",)) or (),
@@ -100,9 +111,10 @@ def _named_tools(agent: Agent) -> list[tuple[KeyPath, str]]:
     named: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in spec.policy.tools]
     named += [(("policy", "disabled", index), name) for index, name in enumerate(spec.policy.disabled)]
     named += [(("tools", "own", index), name) for index, name in enumerate(either(spec.tools.own, ()))]
-    for phase in _phases(spec.phases):
-        named += [(("phases", phase.name, index), name) for index, name in enumerate(phase.grants or ())]
-    return named
+    if not isinstance(spec.phases, str):
+        for phase in walk(spec.phases):
+            named += [(("phases", phase.name, index), name) for index, name in enumerate(phase.grants or ())]
+    return [(path, name) for path, name in named if path[0] != "phases" or name not in VERBS]
 
 
 def _caps(limits: Limits, fleet: FleetSpec) -> Caps:
@@ -122,9 +134,12 @@ def _caps(limits: Limits, fleet: FleetSpec) -> Caps:
     )
 
 
-def _phases(phases: "Mapping[str, tuple[str, ...] | str] | UnsetType") -> tuple[Phase, ...]:
-    if phases is UNSET:
-        return (Phase("work", None),)
+def walk(phases: "Walk | UnsetType") -> tuple[Phase, ...]:
+    """Tell the phases that an agent's file asks for."""
+    if phases == "review":
+        return REVIEW
+    if phases is UNSET or isinstance(phases, str):
+        return WORK
     return tuple(Phase(name, None if isinstance(grants, str) else grants) for name, grants in phases.items())
 
 

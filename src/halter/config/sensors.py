@@ -7,15 +7,12 @@ from urllib.parse import urlsplit
 
 from msgspec import UNSET
 
-from halter.config.load import KeyPath
+from halter.config.load import KeyPath, Wrong
 from halter.config.playbook import texts
 from halter.config.shape import dotted
 from halter.core.pacing import HotField, Sensor, SensorType, Signal, Source, StreamFormat
 from halter.core.spec import AgentSpec
 from halter.core.tools import secret_names
-
-Wrong = tuple[KeyPath, str]
-"""The way to a value, and a sentence about it."""
 
 _TAKES: Final[Mapping[SensorType, tuple[str, ...]]] = MappingProxyType(
     {

@@ -208,6 +208,8 @@ def _member(kind: inspect.UnionType, value: Any) -> inspect.Type:
 
 def _looks_like(member: inspect.Type, value: Any) -> bool:
     match value:
+        case bool():
+            return isinstance(member, inspect.BoolType)
         case str():
             return isinstance(member, inspect.LiteralType | inspect.StrType)
         case list():

@@ -14,7 +14,7 @@ ContextStrategy = Literal["sliding_window", "compact", "summarize"]
 ToolCalls = Literal["native", "text"]
 """How calls are asked for: as the provider's protocol has it, or as text, for models that know no other way."""
 
-ModelPurpose = Literal["summary", "simulation", "skill", "judge"]
+ModelPurpose = Literal["summary", "simulation", "judge", "skill"]
 """What another model than the agent's own may be named for: only what something really asks a model for."""
 
 SCRIPTED: Final = "scripted"

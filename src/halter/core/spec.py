@@ -19,6 +19,7 @@ from halter.core.ids import Digest
 from halter.core.limits import Caps
 from halter.core.mind import ModelPurpose, ToolCalls, WireFormat
 from halter.core.pacing import Autonomy, HotState, Sensor
+from halter.core.tasks import Anonymize, Collection, Notify, Review, Schedule, Verbs, Watch, Webhook
 from halter.core.tools import LEVELS, Level
 from halter.core.usage import Price
 from halter.core.written import (
@@ -133,6 +134,7 @@ class FleetSpec(Spec, frozen=True):
         Annotated[Lasting, Meta(description="After how long the words of ended sessions are erased, or `none`.")]
         | UnsetType
     ) = UNSET
+    notify: Annotated[Notify, Meta(description="Whom all agents tell what, beside their own channels.")] = Notify()
 
 
 class FilesSpec(Spec, frozen=True):
@@ -172,6 +174,8 @@ class ToolsSpec(Spec, frozen=True):
 
 
 Grants = tuple[str, ...] | Literal["all"]
+Walk = Annotated[Mapping[Name, Grants], Meta(min_length=1)] | Literal["work", "review"]
+"""Phases as they are written out, or the name of a walk that is known: `work` is one phase with all tools."""
 Rules = tuple[Mapping[str, Any], ...]
 
 
@@ -206,11 +210,7 @@ class AgentSpec(Spec, frozen=True):
     policy: Annotated[Policy, Meta(description="Stricter rules for levels and tools.")] = Policy()
     tools: Annotated[ToolsSpec, Meta(description="Which tools the agent has.")] = ToolsSpec()
     phases: (
-        Annotated[
-            Mapping[Name, Grants],
-            Meta(min_length=1, description="The walk of a task session, with the tools of each phase."),
-        ]
-        | UnsetType
+        Annotated[Walk, Meta(description="The walk of a task session, with the tools of each phase.")] | UnsetType
     ) = UNSET
     allowed_models: (
         Annotated[
@@ -222,6 +222,21 @@ class AgentSpec(Spec, frozen=True):
     autonomy: Annotated[Autonomy, Meta(description="How the agent runs by itself.")] = Autonomy()
     hot_state: Annotated[HotState, Meta(description="The facts that the model sees every turn.")] = HotState()
     sensors: Annotated[tuple[Sensor, ...], Meta(description="What keeps those facts fresh.")] = ()
+    schedules: Annotated[tuple[Schedule, ...], Meta(description="What starts sessions at certain times.")] = ()
+    watches: Annotated[tuple[Watch, ...], Meta(description="What starts sessions for new documents.")] = ()
+    webhooks: Annotated[tuple[Webhook, ...], Meta(description="What starts sessions by HTTP.")] = ()
+    collections: Annotated[Mapping[Name, Collection], Meta(description="Documents that may be read, by name.")] = {}
+    verbs: Annotated[
+        Verbs, Meta(description="What its sessions can do beside its tools; more follow from `phases` and documents.")
+    ] = ()
+    review: Annotated[Review, Meta(description="Who looks at findings before they are delivered.")] = Review()
+    notify: Annotated[Notify, Meta(description="Whom the agent tells what.")] = Notify()
+    anonymize: (
+        Annotated[Anonymize | bool, Meta(description="What is hidden from models that run elsewhere.")] | UnsetType
+    ) = UNSET
+    idle_halt_minutes: Annotated[
+        float, Meta(ge=0, le=100_000, description="So long a session may do nothing before it is paused; 0 for never.")
+    ] = 5
 
 
 class Phase(msgspec.Struct, frozen=True):

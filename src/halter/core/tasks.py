@@ -5,7 +5,7 @@ times are microseconds here; in the file they are dollars, and seconds or `30m`.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -176,18 +176,18 @@ class Anonymize(Spec, frozen=True):
     names: Annotated[tuple[Text, ...], Meta(description="Names that are hidden, beside what is recognised.")] = ()
 
 
-Verbs = tuple[
-    Literal[
-        "retrieve_chunks",
-        "run_skill",
-        "run_playbook",
-        "emit_finding",
-        "propose_memory",
-        "propose_precedent",
-        "notify",
-    ],
-    ...,
+VerbName = Literal[
+    "retrieve_chunks",
+    "run_skill",
+    "run_playbook",
+    "emit_finding",
+    "propose_memory",
+    "propose_precedent",
+    "notify",
 ]
+Verbs = tuple[VerbName, ...]
+VERBS: Final[Verbs] = get_args(VerbName)
+"""What a task session can do beside its agent's tools."""
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):

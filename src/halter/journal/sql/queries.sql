@@ -199,6 +199,14 @@ LEFT JOIN events e ON e.stream = n.stream AND e.seq = n.queued_seq
 WHERE n.queued_at > 0 AND n.sent_at IS NULL AND n.gave_up = 0 AND (n.next_at IS NULL OR n.next_at <= :now)
 ORDER BY n.queued_at, n.notification LIMIT :limit;
 
+-- name: notification
+-- One thing that was to be told.
+SELECT * FROM notifications WHERE notification = :notification;
+
+-- name: next_notification
+-- When the next thing is to be told again that could not be told before.
+SELECT MIN(next_at) AS next_at FROM notifications WHERE sent_at IS NULL AND gave_up = 0 AND next_at > :now;
+
 -- name: audit_since
 -- The audit after a moment and a call, in pages; with what was said where it is still there.
 SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob

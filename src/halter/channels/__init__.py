@@ -1,0 +1,1 @@
+"""Ways to tell people something. Each sends one letter, and says in a sentence why it could not."""

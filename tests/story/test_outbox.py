@@ -1,0 +1,435 @@
+"""What agents have to tell is sent after the commit, at least once, and is waited for as long as it is worth it."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from letters import Postbox
+
+from halter.app.opened import App
+from halter.app.outbox import Outbox, Way, senders_of
+from halter.channels.sending import sender_for
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.events import NotificationFailed, NotificationQueued, NotificationSent
+from halter.core.ids import OUTBOX, StreamId, session_stream
+from halter.core.ports import Draft, Query, Write
+from halter.core.task_rows import NotificationRow
+from halter.core.tasks import Channel, Notify, Tasks
+from halter.core.telling import Letter, Sender, Telling, Undelivered
+from halter.guard.secrets import GivenSecrets
+from halter.journal.patient import PatientStore
+from halter.settings import read_settings
+from halter.testing.world import World, crash_everywhere
+from halter.work.notifying import queued, row_of
+
+OPS: Way = ("night-watch", "ops")
+SESSION = session_stream("s1")
+
+
+class Recipient:
+    """Takes letters, and fails as it is told to: once for each word that is left."""
+
+    def __init__(self, *troubles: Exception) -> None:
+        self.got: list[Letter] = []
+        self.times: list[int] = []
+        self.troubles = list(troubles)
+        self.world: World | None = None
+
+    async def send(self, letter: Letter) -> None:
+        self.times.append(self.world.now if self.world else 0)
+        if self.troubles:
+            raise self.troubles.pop(0)
+        self.got.append(letter)
+
+
+def later(count: int = 1) -> list[Exception]:
+    return [Undelivered("It is away.", may_retry=True) for _ in range(count)]
+
+
+def app_in(world: World) -> App:
+    settings = read_settings({"USER": "ada"}, Path("/nowhere"), "memory:")
+    return App(settings, world.clock, world.ids, cast("Any", world.store), cast("Any", None), world.purse, {})
+
+
+def open_outbox(world: World, senders: dict[Way, Sender]) -> asyncio.Task[None]:
+    return world.spawn(Outbox(app_in(world), senders).run())
+
+
+async def queue(
+    world: World, name: str = "n1", way: Way = OPS, text: str = "Look.", stream: StreamId = SESSION
+) -> None:
+    draft = queued(name, way[1], way[0], Telling(subject="News", text=text), "finding")
+    store = PatientStore(world.store, world.clock)
+    await store.commit(Write(stream, f"queued/{name}", lambda _: [draft], [row_of(name)]))
+
+
+async def row(world: World, name: str = "n1") -> NotificationRow:
+    (found,) = await world.journal.ask(Query("notification", NotificationRow, {"notification": name}))
+    return found
+
+
+async def outbox(world: World) -> list[Any]:
+    return [stored.event for stored in await world.events(OUTBOX)]
+
+
+@pytest.fixture
+def world() -> Any:
+    with World(orderly=True) as made:
+        yield made
+
+
+def test_what_is_queued_is_sent_at_once_and_written_down(world: World) -> None:
+    people = Recipient()
+
+    async def story() -> None:
+        open_outbox(world, {OPS: people})
+        begun = world.now
+        await queue(world)
+        await world.advance(SECOND)
+        assert people.got == [
+            Letter(id="n1", subject="News", text="Look.", agent="night-watch", session="s1", about="finding", at=begun)
+        ]
+        assert await outbox(world) == [NotificationSent(notification="n1", attempts=1)]
+        assert (await row(world)).sent_at is not None
+        await world.advance(DAY)
+        assert len(people.got) == 1
+
+    world.run(story())
+
+
+def test_what_was_queued_before_the_process_began_is_sent_too(world: World) -> None:
+    people = Recipient()
+
+    async def story() -> None:
+        await queue(world)
+        await world.advance(DAY)
+        open_outbox(world, {OPS: people})
+        await world.advance(SECOND)
+        assert len(people.got) == 1
+
+    world.run(story())
+
+
+def test_nothing_is_sent_for_what_was_never_committed() -> None:
+    """A process that dies while it queues something has told nobody; one that queued it tells it after all."""
+
+    class Witness:
+        """Looks into the journal whenever a letter comes."""
+
+        def __init__(self, world: World) -> None:
+            self._world = world
+
+        async def send(self, letter: Letter) -> None:
+            queued_now = [stored.event for stored in await self._world.events(SESSION)]
+            assert any(isinstance(event, NotificationQueued) for event in queued_now)
+            assert not any(isinstance(event, NotificationSent) for event in await outbox(self._world))
+            sent_in[id(self._world)] = [*sent_in.get(id(self._world), []), letter.id]
+
+    sent_in: dict[int, Sequence[str]] = {}
+
+    async def program(world: World) -> None:
+        await queue(world)
+        sending = asyncio.create_task(Outbox(app_in(world), {OPS: Witness(world)}).run())
+        try:
+            while (await row(world)).sent_at is None:
+                await world.clock.sleep(SECOND)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    lives = 0
+    for world in crash_everywhere(program):
+        lives += 1
+        letters = sent_in.pop(id(world))
+        assert set(letters) == {"n1"}
+        assert len(letters) <= 2
+    assert lives > 3
+
+
+def test_a_failing_channel_is_tried_again_less_and_less_often(world: World) -> None:
+    people = Recipient(*later(6))
+    people.world = world
+
+    async def story() -> None:
+        open_outbox(world, {OPS: people})
+        await queue(world)
+        await world.advance(2 * DAY)
+        pauses = [after - before for before, after in zip(people.times, people.times[1:], strict=False)]
+        for pause, wanted in zip(pauses, (MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 4 * HOUR, DAY), strict=True):
+            assert wanted <= pause <= wanted + SECOND
+        assert len(people.got) == 1
+        assert (await outbox(world))[-1] == NotificationSent(notification="n1", attempts=7)
+        assert (await row(world)).error == ""
+
+    world.run(story())
+
+
+def test_after_a_week_it_is_given_up_and_stays_there_to_be_seen(world: World) -> None:
+    people = Recipient(*later(100))
+
+    async def story() -> None:
+        open_outbox(world, {OPS: people})
+        await queue(world)
+        await world.advance(8 * DAY)
+        found = await row(world)
+        assert (found.gave_up, found.attempts, found.error, found.sent_at) == (1, 13, "It is away.", None)
+
+    world.run(story())
+
+
+def test_what_is_refused_for_good_is_not_tried_again(world: World) -> None:
+    people = Recipient(Undelivered("Nobody lives there.", may_retry=False))
+
+    async def story() -> None:
+        open_outbox(world, {OPS: people})
+        await queue(world)
+        await world.advance(DAY)
+        assert await outbox(world) == [
+            NotificationFailed(notification="n1", attempts=1, error="Nobody lives there.", next_at=None)
+        ]
+        assert people.got == []
+
+    world.run(story())
+
+
+def test_a_restart_does_not_begin_the_waiting_anew(world: World) -> None:
+    people = Recipient(*later(3))
+    people.world = world
+
+    async def story() -> None:
+        open_outbox(world, {OPS: people})
+        await queue(world)
+        await world.advance(7 * MINUTE)
+        assert len(people.times) == 3
+        await world.restart()
+        open_outbox(world, {OPS: people})
+        await world.advance(10 * MINUTE)
+        assert len(people.times) == 3
+        await world.advance(10 * MINUTE)
+        assert [letter.id for letter in people.got] == ["n1"]
+
+    world.run(story())
+
+
+def test_a_channel_that_hangs_holds_up_no_other(world: World) -> None:
+    class Stuck:
+        async def send(self, letter: Letter) -> None:
+            await world.clock.sleep(DAY)
+
+    people = Recipient()
+
+    async def story() -> None:
+        open_outbox(world, {("night-watch", "slow"): Stuck(), OPS: people})
+        await queue(world, "n0", ("night-watch", "slow"))
+        await world.advance(SECOND)
+        for number in range(1, 4):
+            await queue(world, f"n{number}")
+            await world.advance(SECOND)
+        assert [letter.id for letter in people.got] == ["n1", "n2", "n3"]
+
+    world.run(story())
+
+
+def test_a_sender_that_breaks_down_takes_nobody_along_and_its_words_are_not_kept(world: World) -> None:
+    key = "mAdeUpKeyThatOpensNothing1234567890"
+    people, broken = Recipient(), Recipient(RuntimeError(key))
+
+    async def story() -> None:
+        open_outbox(world, {("night-watch", "odd"): broken, OPS: people})
+        await queue(world, "n0", ("night-watch", "odd"))
+        await queue(world)
+        await world.advance(SECOND)
+        assert len(people.got) == 1
+        assert (await row(world, "n0")).error == "The channel odd broke down: RuntimeError."
+        await world.advance(2 * MINUTE)
+        assert len(broken.got) == 1
+
+    world.run(story())
+
+
+def test_what_agents_of_other_processes_have_to_tell_is_left_to_those(world: World) -> None:
+    people = Recipient()
+
+    async def story() -> None:
+        open_outbox(world, {OPS: people})
+        for number in range(150):
+            await queue(world, f"theirs{number}", ("other", "ops"))
+        await queue(world)
+        await world.advance(MINUTE)
+        assert [letter.id for letter in people.got] == ["n1"]
+        assert (await row(world, "theirs0")).attempts == 0
+
+    world.run(story())
+
+
+def test_a_channel_that_was_taken_out_of_the_file_is_waited_for(world: World) -> None:
+    async def story() -> None:
+        open_outbox(world, {OPS: Recipient()})
+        await queue(world, way=("night-watch", "gone"))
+        await world.advance(SECOND)
+        found = await row(world)
+        assert found.error == "night-watch has no channel gone: write it under `notify` again."
+        assert found.next_at is not None
+
+    world.run(story())
+
+
+def test_two_processes_that_send_from_one_store_tell_a_thing_once_where_they_can(world: World) -> None:
+    class Slow(Recipient):
+        async def send(self, letter: Letter) -> None:
+            await world.clock.sleep(SECOND)
+            await super().send(letter)
+
+    people = Slow()
+
+    async def story() -> None:
+        open_outbox(world, {OPS: people})
+        for number in range(10):
+            await queue(world, f"n{number}")
+        await world.advance(SECOND // 2)
+        open_outbox(world, {OPS: people})
+        await world.advance(MINUTE)
+        names = [letter.id for letter in people.got]
+        assert set(names) == {f"n{number}" for number in range(10)}
+        # Only what both had in hand when they met goes out twice.
+        assert len(names) == 11
+        events = await outbox(world)
+        assert len([event for event in events if isinstance(event, NotificationSent)]) == 10
+
+    world.run(story())
+
+
+def test_who_stays_behind_takes_over_when_the_faster_one_is_gone(world: World) -> None:
+    class Slow(Recipient):
+        async def send(self, letter: Letter) -> None:
+            await world.clock.sleep(SECOND)
+            await super().send(letter)
+
+    first, second = Slow(), Slow()
+
+    async def story() -> None:
+        faster = open_outbox(world, {OPS: first})
+        open_outbox(world, {OPS: second})
+        await queue(world)
+        await world.advance(MINUTE)
+        assert len(first.got) == len(second.got) == 1
+        await queue(world, "n2")
+        await world.advance(MINUTE)
+        assert (len(first.got), len(second.got)) == (2, 1)
+        faster.cancel()
+        for name in ("n3", "n4"):
+            await queue(world, name)
+            await world.advance(MINUTE)
+        assert [letter.id for letter in second.got] == ["n1", "n3", "n4"]
+
+    world.run(story())
+
+
+def test_what_was_erased_before_it_could_be_sent_is_not_told(world: World) -> None:
+    people = Recipient()
+
+    async def story() -> None:
+        event = NotificationQueued(notification="n1", channel="ops", agent="night-watch")
+        await world.store.commit(Write(OUTBOX, "queued/n1", lambda _: [Draft(event)], [row_of("n1")]))
+        open_outbox(world, {OPS: people})
+        await world.advance(SECOND)
+        found = await row(world)
+        assert (found.error, found.gave_up) == ("What was to be told has been erased.", 1)
+        assert people.got == []
+
+    world.run(story())
+
+
+def test_what_is_told_in_the_app_is_there_at_once(world: World) -> None:
+    tasks = Tasks(notify=Notify(channels=(Channel(name="ops", type="in_app"),)))
+
+    async def story() -> None:
+        open_outbox(world, senders_of("night-watch", tasks, GivenSecrets({})))
+        await queue(world, stream=OUTBOX)
+        await world.advance(SECOND)
+        assert (await row(world)).sent_at is not None
+
+    world.run(story())
+
+
+class Outside:
+    """A sender whose work takes real time, for which virtual time stands still."""
+
+    def __init__(self, world: World, sender: Sender) -> None:
+        self._world = world
+        self._sender = sender
+
+    async def send(self, letter: Letter) -> None:
+        with self._world.clock.outside():
+            await self._sender.send(letter)
+
+
+def mail(world: World, port: int) -> dict[Way, Sender]:
+    channel = Channel(
+        name="ops",
+        type="email",
+        to=("ada@example.com",),
+        sender="halter@example.com",
+        host="127.0.0.1",
+        port=port,
+        security="none",
+    )
+    return {OPS: Outside(world, sender_for(channel, {}.__getitem__))}
+
+
+def test_a_mail_server_that_is_down_at_first_gets_the_letter_when_it_is_back(world: World) -> None:
+    postbox = Postbox()
+
+    async def story() -> None:
+        await postbox.open()
+        postbox.close()
+        open_outbox(world, mail(world, postbox.port))
+        await queue(world)
+        await world.advance(30 * SECOND)
+        assert (await row(world)).error == "The mail server 127.0.0.1 cannot be reached: SMTPConnectError."
+        await postbox.open(postbox.port)
+        await world.advance(31 * SECOND)
+        assert [letter["Subject"] for letter in postbox.got] == ["News"]
+        assert await outbox(world) == [
+            (await outbox(world))[0],
+            NotificationSent(notification="n1", attempts=2),
+        ]
+        postbox.close()
+
+    world.run(story())
+
+
+def test_a_mail_server_that_asks_to_come_back_later_is_asked_later(world: World) -> None:
+    postbox = Postbox()
+
+    async def story() -> None:
+        await postbox.open()
+        postbox.answers = ["451 greylisted"]
+        open_outbox(world, mail(world, postbox.port))
+        await queue(world)
+        await world.advance(30 * SECOND)
+        assert postbox.got == []
+        await world.advance(31 * SECOND)
+        assert len(postbox.got) == 1
+        postbox.close()
+
+    world.run(story())
+
+
+def test_a_mail_server_that_dies_after_it_took_a_letter_gets_it_again_under_the_same_name(world: World) -> None:
+    postbox = Postbox()
+
+    async def story() -> None:
+        await postbox.open()
+        postbox.answers = [""]
+        open_outbox(world, mail(world, postbox.port))
+        await queue(world)
+        await world.advance(2 * MINUTE)
+        first, second = postbox.got
+        assert first["Message-ID"] == second["Message-ID"] == "<halter.n1@example.com>"
+        assert (await row(world)).sent_at is not None
+        postbox.close()
+
+    world.run(story())

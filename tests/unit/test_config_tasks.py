@@ -1,0 +1,337 @@
+"""What starts sessions, what they read and whom they tell: every key of it ends where somebody looks at it."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from halter.config.agent import Agent, agent_of
+from halter.config.fleet import Fleet, fleet_of
+from halter.config.load import load_bytes
+from halter.config.mind import read_mind
+from halter.config.resolve import REVIEW, against_tools, resolve
+from halter.config.schema import agent_schema, fleet_schema
+from halter.config.tasks import IN_APP, read_tasks
+from halter.core.clock import MINUTE, SECOND
+from halter.core.limits import Cap
+from halter.core.pacing import ActiveHours
+from halter.core.tasks import VERBS, Channel, Notify, Review, Tasks
+
+
+def fleet(text: str = "") -> Fleet:
+    return fleet_of(load_bytes(text.encode(), "halter.yaml")) if text else Fleet()
+
+
+def agent(text: str = "") -> Agent:
+    return agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
+
+
+def tasks(text: str = "", bound: str = "", folder: Path | None = None) -> Tasks:
+    if "cron:" in text or "at:" in text:
+        pytest.importorskip("halter.core.schedules")
+    return read_mind(fleet(bound), agent(text), folder).tasks
+
+
+def schedule(more: str = "every: 15m") -> str:
+    prompt = "" if "playbook" in more else "prompt: Look., "
+    return f"schedules: [{{name: nightly, {prompt}{more}}}]\n"
+
+
+def watch(more: str = "path: in") -> str:
+    return f"watches: [{{name: mail, prompt: Read it., {more}}}]\n"
+
+
+def webhook(more: str = "") -> str:
+    return f"secrets: [HOOK]\nwebhooks: [{{name: push, prompt: Look., token: '${{secret:HOOK}}'{more}}}]\n"
+
+
+def channel(more: str) -> str:
+    return f"secrets: [KEY]\nnotify: {{channels: [{{name: ops, {more}}}]}}\n"
+
+
+MAIL = "type: email, to: [ada@example.com], sender: halter@example.com, host: mail.example.com"
+HOOK = "type: webhook, url: 'https://hooks.example.com/a?b=c'"
+DOCS = "collections: {contracts: {path: docs}}\n"
+
+
+def of(kind: str, key: str) -> Any:
+    return lambda t: getattr(getattr(t, kind)[0], key)
+
+
+def common(kind: str, write: Any, first: str) -> list[tuple[str, str, Any, Any]]:
+    """List the keys that all triggers have."""
+    more = first + ", " if first else ""
+    return [
+        (f"{kind}/name", write(first), of(kind, "name"), write("").partition("name: ")[2].partition(",")[0]),
+        (f"{kind}/prompt", write(first), of(kind, "prompt"), write("").partition("prompt: ")[2].partition(",")[0]),
+        (f"{kind}/max_cost_usd", write(f"{more}max_cost_usd: 0.1"), of(kind, "max_cost_usd"), 100_000),
+        (f"{kind}/max_cost_usd", write(f"{more}max_cost_usd: none"), of(kind, "max_cost_usd"), None),
+        (
+            f"{kind}/max_cost_usd_per_hour",
+            write(f"{more}max_cost_usd_per_hour: 1"),
+            lambda t: getattr(t, kind)[0].caps(),
+            (Cap(1_000_000, "hour"),),
+        ),
+        (
+            f"{kind}/max_cost_usd_per_day",
+            write(f"{more}max_cost_usd_per_day: 2"),
+            lambda t: getattr(t, kind)[0].caps(),
+            (Cap(2_000_000, "day"),),
+        ),
+        (
+            f"{kind}/collections",
+            DOCS + write(f"{more}collections: [contracts]"),
+            of(kind, "collections"),
+            ("contracts",),
+        ),
+    ]
+
+
+def played(kind: str, body: str, before: str = "") -> list[tuple[str, str, Any, Any]]:
+    text = f"{before}{kind}: [{{name: x, {body}, playbook: night.yaml, inputs: {{item: 3}}}}]\n"
+    return [
+        (f"{kind}/playbook", text, of(kind, "playbook"), "night.yaml"),
+        (f"{kind}/inputs", text, of(kind, "inputs"), {"item": 3}),
+    ]
+
+
+def pushed(more: str) -> str:
+    return webhook(f", {more}" if more else "")
+
+
+HOURS = "active_hours: {start: '08:00', end: '18:00'%s}"
+KEYS: list[tuple[str, str, Any, Any]] = [
+    *common("schedules", schedule, "every: 15m"),
+    *played("schedules", "every: 15m"),
+    ("schedules/cron", schedule("cron: '0 9 * * 1-5'"), of("schedules", "cron"), "0 9 * * 1-5"),
+    ("schedules/every", schedule("every: 15m"), of("schedules", "every"), 15 * MINUTE),
+    ("schedules/at", schedule("at: 2036-12-24 09:00"), of("schedules", "at"), "2036-12-24 09:00"),
+    (
+        "schedules/timezone",
+        schedule("every: 1h, timezone: Europe/Berlin"),
+        of("schedules", "timezone"),
+        "Europe/Berlin",
+    ),
+    ("schedules/overlap", schedule("every: 1h, overlap: queue"), of("schedules", "overlap"), "queue"),
+    ("schedules/catch_up", schedule("every: 1h, catch_up: never"), of("schedules", "catch_up"), "never"),
+    ("schedules/jitter", schedule("every: 1h, jitter: 30s"), of("schedules", "jitter"), 30 * SECOND),
+    ("schedules/min_interval", schedule("every: 1h, min_interval: 5m"), of("schedules", "min_interval"), 5 * MINUTE),
+    *(
+        (
+            f"schedules/active_hours/{key}",
+            schedule(f"every: 1h, {HOURS % ', timezone: Europe/Rome'}"),
+            of("schedules", "active_hours"),
+            ActiveHours(start="08:00", end="18:00", timezone="Europe/Rome"),
+        )
+        for key in ("start", "end", "timezone")
+    ),
+    *common("watches", watch, "path: in"),
+    *played("watches", "path: in"),
+    ("watches/path", watch(), of("watches", "path"), "in"),
+    ("watches/pattern", watch("path: in, pattern: '*.pdf'"), of("watches", "pattern"), "*.pdf"),
+    ("watches/collection", DOCS + watch("collection: contracts"), of("watches", "collection"), "contracts"),
+    ("watches/debounce", watch("path: in, debounce: 10s"), of("watches", "debounce"), 10 * SECOND),
+    ("watches/max_attempts", watch("path: in, max_attempts: 1"), of("watches", "max_attempts"), 1),
+    ("watches/max_parallel", watch("path: in, max_parallel: 1"), of("watches", "max_parallel"), 1),
+    ("watches/existing", watch("path: in, existing: false"), of("watches", "existing"), False),
+    *common("webhooks", pushed, ""),
+    *played("webhooks", "token: '${secret:HOOK}'", "secrets: [HOOK]\n"),
+    ("webhooks/token", webhook(), of("webhooks", "token"), "${secret:HOOK}"),
+    ("webhooks/max_bytes", webhook(", max_bytes: 10"), of("webhooks", "max_bytes"), 10),
+    ("collections/*/path", DOCS, lambda t: t.collections["contracts"].path, "docs"),
+    (
+        "collections/*/pattern",
+        "collections: {a: {path: b, pattern: '**/*.md'}}\n",
+        lambda t: t.collections["a"].pattern,
+        "**/*.md",
+    ),
+    (
+        "collections/*/description",
+        "collections: {a: {path: b, description: All of it.}}\n",
+        lambda t: t.collections["a"].description,
+        "All of it.",
+    ),
+    ("verbs", "verbs: [notify, emit_finding]\n", lambda t: t.verbs, ("emit_finding", "notify")),
+    ("review/judges", "review: {judges: [openai/gpt-5]}\n", lambda t: t.review.judges, ("openai:gpt-5",)),
+    ("review/instructions", "review: {instructions: Be strict.}\n", lambda t: t.review.instructions, "Be strict."),
+    (
+        "review/max_cost_per_message_usd",
+        "review: {max_cost_per_message_usd: 0.05}\n",
+        lambda t: t.review.max_cost_per_message_usd,
+        50_000,
+    ),
+    ("notify/on", "notify: {on: [failed]}\n", lambda t: t.notify.on, ("failed",)),
+    ("anonymize", "anonymize: true\n", lambda t: t.anonymize, ()),
+    ("anonymize/enabled", "anonymize: {enabled: true}\n", lambda t: t.anonymize, ()),
+    ("anonymize/names", "anonymize: {enabled: true, names: [Ada]}\n", lambda t: t.anonymize, ("Ada",)),
+    ("idle_halt_minutes", "idle_halt_minutes: 0.5\n", lambda t: t.idle_halt, MINUTE // 2),
+    ("idle_halt_minutes", "idle_halt_minutes: 0\n", lambda t: t.idle_halt, 0),
+]
+
+
+def told(key: str) -> Any:
+    return lambda t: getattr(t.notify.channels[0], key)
+
+
+CHANNELS: list[tuple[str, str, Any, Any]] = [
+    ("name", channel("type: in_app"), told("name"), "ops"),
+    ("type", channel("type: in_app"), told("type"), "in_app"),
+    ("to", channel(MAIL), told("to"), ("ada@example.com",)),
+    ("sender", channel(MAIL), told("sender"), "halter@example.com"),
+    ("host", channel(MAIL), told("host"), "mail.example.com"),
+    ("port", channel(f"{MAIL}, port: 2525"), told("port"), 2525),
+    ("security", channel(f"{MAIL}, security: tls"), told("security"), "tls"),
+    ("username", channel(f"{MAIL}, username: ada, password: '${{secret:KEY}}'"), told("username"), "ada"),
+    ("password", channel(f"{MAIL}, username: ada, password: '${{secret:KEY}}'"), told("password"), "${secret:KEY}"),
+    ("url", channel(HOOK), told("url"), "https://hooks.example.com/a?b=c"),
+    ("headers", channel(f"{HOOK}, headers: {{X-Key: '${{secret:KEY}}'}}"), told("headers"), {"X-Key": "${secret:KEY}"}),
+    ("service", channel("type: apprise, service: '${secret:KEY}'"), told("service"), "${secret:KEY}"),
+]
+ALL = [*KEYS, *((f"notify/channels/{key}", *rest) for key, *rest in CHANNELS)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "night.yaml").write_text("- call: look\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("key", "text", "look", "expected"), ALL)
+def test_each_key_ends_in_the_agents_tasks(key: str, text: str, look: Any, expected: Any, folder: Path) -> None:
+    found = tasks(text, folder=folder)
+    assert look(found) == expected, key
+    assert found != tasks()
+
+
+@pytest.mark.parametrize(("key", "text"), [case[:2] for case in ALL])
+def test_no_key_touches_the_policy(key: str, text: str) -> None:
+    bare = "".join(line for line in text.splitlines(keepends=True) if line.startswith("secrets:"))
+    assert resolve(Fleet(), agent(text)).digest() == resolve(Fleet(), agent(bare)).digest(), key
+
+
+@pytest.mark.parametrize(("key", "text"), [case[:2] for case in ALL])
+def test_what_is_read_is_right_for_the_schema_too(key: str, text: str) -> None:
+    value = load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml").value
+    assert list(Draft202012Validator(agent_schema()).iter_errors(value)) == [], key
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "look", "expected"), [case for case in CHANNELS if "secret" not in case[1][15:]]
+)
+def test_each_key_of_a_channel_of_the_fleet_reaches_every_agent(key: str, text: str, look: Any, expected: Any) -> None:
+    bound = text.partition("\n")[2]
+    assert look(tasks("", bound)) == expected, key
+    value = load_bytes(bound.encode(), "halter.yaml").value
+    assert list(Draft202012Validator(fleet_schema()).iter_errors(value)) == []
+
+
+def keys(schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    """List every key below one, items of lists included; free keys are written as a star."""
+    below = {**schema.get("properties", {})}
+    free = schema.get("additionalProperties")
+    if isinstance(free, dict) and "properties" in free:
+        below["*"] = free
+    for member in schema.get("anyOf", ()):
+        below |= member.get("properties", {})
+        if "properties" in member:
+            yield path
+    found = [key for name, part in below.items() for key in keys(part, f"{path}/{name}")]
+    items = list(keys(schema["items"], path)) if "properties" in schema.get("items", {}) else []
+    yield from (found + items) or [path]
+
+
+def test_no_key_is_without_a_test_that_shows_its_reader() -> None:
+    schema = agent_schema()["properties"]
+    tops = ("schedules", "watches", "webhooks", "collections", "verbs", "review", "notify", "anonymize")
+    known = [key for top in (*tops, "idle_halt_minutes") for key in keys(schema[top], top)]
+    assert sorted(known) == sorted({key for key, *_ in ALL})
+    assert schema["notify"]["properties"] == fleet_schema()["properties"]["notify"]["properties"]
+
+
+def test_an_agent_without_a_word_of_it_has_no_tasks_and_tells_in_the_app() -> None:
+    assert tasks() == Tasks(notify=Notify(channels=(IN_APP,)))
+    assert tasks().idle_halt == 5 * MINUTE
+    assert tasks().triggers() == ()
+
+
+def test_the_walk_of_a_review_has_five_phases_with_exactly_their_grants() -> None:
+    walk = {phase.name: phase.grants for phase in resolve(Fleet(), agent("phases: review\n")).phases}
+    assert walk == {
+        "intake": ("retrieve_chunks",),
+        "analysis": ("retrieve_chunks", "run_skill", "run_playbook", "propose_precedent"),
+        "drafting": ("run_skill", "emit_finding", "propose_memory", "propose_precedent"),
+        "ethics_review": ("emit_finding",),
+        "delivery": ("notify",),
+    }
+    assert resolve(Fleet(), agent("phases: review\n")).phases == REVIEW
+
+
+def test_a_review_has_all_verbs_and_hides_what_is_personal() -> None:
+    found = tasks("phases: review\n")
+    assert (found.verbs, found.anonymize) == (VERBS, ())
+    assert tasks("phases: review\nanonymize: false\n").anonymize is None
+    assert tasks("phases: review\nanonymize: {enabled: false, names: [Ada]}\n").anonymize is None
+    assert tasks("phases: review\nanonymize: {names: [Ada]}\n").anonymize == ("Ada",)
+    assert tasks("phases: work\n").anonymize is None
+
+
+def test_an_agent_has_the_verbs_that_its_phases_grant_and_one_for_its_documents() -> None:
+    assert tasks("phases: {look: [read_file, run_skill], tell: [notify]}\n").verbs == ("run_skill", "notify")
+    assert tasks("phases: {look: all}\nverbs: [notify]\n").verbs == ("notify",)
+    assert tasks(DOCS).verbs == ("retrieve_chunks",)
+    assert tasks(watch()).verbs == ("retrieve_chunks",)
+    assert tasks(schedule()).verbs == ()
+
+
+def test_a_verb_that_a_phase_grants_is_not_taken_for_a_missing_tool() -> None:
+    for text in ("phases: review\n", "phases: {tell: [notify]}\n"):
+        against_tools(resolve(Fleet(), agent(text)), agent(text), ())
+
+
+def test_times_are_those_of_the_fleet_where_a_schedule_names_no_zone() -> None:
+    (found,) = tasks(schedule(f"every: 1h, {HOURS % ''}"), "zone: Asia/Tokyo\n").schedules
+    assert found.timezone == "Asia/Tokyo"
+    assert found.active_hours is not UNSET
+    assert found.active_hours.timezone == "Asia/Tokyo"
+    (other,) = tasks(schedule(f"every: 1h, timezone: Europe/Rome, {HOURS % ''}"), "zone: Asia/Tokyo\n").schedules
+    assert other.active_hours is not UNSET
+    assert other.active_hours.timezone == "Europe/Rome"
+
+
+def test_the_channels_of_the_fleet_come_before_the_agents_own() -> None:
+    bound = "notify: {channels: [{name: all, type: in_app}], on: [failed]}\n"
+    found = tasks(channel(HOOK), bound).notify
+    assert [each.name for each in found.channels] == ["all", "ops"]
+    assert found.on == ("failed",)
+    said = "notify: {on: [halted, failed, waiting, quarantined]}\n"
+    assert tasks(said, bound).notify.on == ("halted", "failed", "waiting", "quarantined")
+
+
+def test_a_program_without_places_may_say_what_is_told_too() -> None:
+    made = agent()
+    spoken = replace(made, spec=replace(made.spec, notify=Notify(on=("halted",))))
+    assert read_tasks(Fleet(), spoken, None).notify.on == ("halted",)
+
+
+def test_a_trigger_is_found_by_its_name() -> None:
+    found = tasks(schedule() + watch())
+    assert [trigger.name for trigger in found.triggers()] == ["nightly", "mail"]
+    assert found.trigger("mail") == found.watches[0]
+    assert found.trigger("other") is None
+
+
+def test_the_defaults_are_those_that_are_documented() -> None:
+    (timed,), (watched,), (pushed_to,) = (
+        tasks(schedule()).schedules,
+        tasks(watch()).watches,
+        tasks(webhook()).webhooks,
+    )
+    assert (timed.overlap, timed.catch_up, timed.jitter, timed.min_interval) == ("skip", "once", 0, MINUTE)
+    assert (watched.debounce, watched.max_attempts, watched.max_parallel) == (2 * SECOND, 3, 4)
+    assert (watched.pattern, watched.existing, pushed_to.max_bytes) == ("*", True, 262144)
+    assert tasks().review == Review()
+    assert Channel(name="a", type="email").security == "starttls"

@@ -1,0 +1,285 @@
+"""Every mistake in what starts sessions and whom they tell is a sentence with file, line, key and fix."""
+
+from pathlib import Path
+
+import pytest
+
+from halter.config.agent import agent_of
+from halter.config.fleet import Fleet, fleet_of
+from halter.config.load import load_bytes
+from halter.config.mind import read_mind
+from halter.core.errors import ConfigError
+from halter.core.tasks import Tasks
+
+KEY = "sk-proj-mAdeUpKeyThatOpensNothing1234567890"
+
+
+def read(text: str, bound: str = "", folder: Path | None = None) -> Tasks:
+    fleet = fleet_of(load_bytes(bound.encode(), "halter.yaml")) if bound else Fleet()
+    return read_mind(fleet, agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml")), folder).tasks
+
+
+def refused(text: str, bound: str = "", folder: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as error:
+        read(text, bound, folder)
+    return str(error.value)
+
+
+def schedule(*lines: str) -> str:
+    return "schedules:\n- name: nightly\n" + "".join(f"  {line}\n" for line in lines)
+
+
+def timed(*lines: str) -> str:
+    return schedule("prompt: Look.", *lines)
+
+
+def watch(*lines: str) -> str:
+    return "watches:\n- name: mail\n  prompt: Read it.\n" + "".join(f"  {line}\n" for line in lines)
+
+
+def channel(*lines: str) -> str:
+    return "notify:\n  channels:\n  - name: ops\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def mail(*lines: str) -> str:
+    return channel("type: email", "to: [ada@example.com]", "sender: h@example.com", "host: mail.example.com", *lines)
+
+
+SCHEDULES = [
+    (schedule("every: 1h"), "line 3: `schedules[1]` starts sessions that have nothing to do; write a `prompt`, or"),
+    (schedule("every: 1h", "prompt: ' '"), "line 3: `schedules[1]` starts sessions that have nothing to do"),
+    (
+        schedule("every: 1h", "prompt: a", "playbook: b"),
+        "line 6: `schedules[1]` has both a `prompt` and a `playbook`; keep one of them.",
+    ),
+    (timed(), "line 3: `schedules[1]` says not when; write `cron`, `every` or `at`."),
+    (timed("every: 1h", "at: 2036-01-01 09:00"), "line 6: `schedules[1]` has both `every` and `at`; one of them says"),
+    (timed("cron: 0 9 * * *", "every: 1h"), "line 6: `schedules[1]` has both `cron` and `every`; one of them says"),
+    (
+        timed("every: 30s"),
+        "line 5: `schedules[1].every` is 30s, which is shorter than its `min_interval`, 1m; write that or more.",
+    ),
+    (timed("every: 0"), "line 5: `schedules[1].every` is 0, which is shorter than its `min_interval`, 1m"),
+    (timed("every: 5m", "min_interval: 10m"), "line 5: `schedules[1].every` is 5m, which is shorter than its `min_in"),
+    (
+        timed("every: 5m", "min_interval: 59s"),
+        "line 6: `schedules[1].min_interval` is 59s, and a minute is the least; write 1m or more.",
+    ),
+    (timed("every: 5m", "min_interval: 0"), "line 6: `schedules[1].min_interval` is 0, and a minute is the least"),
+    (timed("every: 5m", "jitter: 5m"), "line 6: `schedules[1].jitter` is 5m, as long as its `every` or longer"),
+    (timed("every: 5m", "overlap: both"), "line 6: `schedules[1].overlap` is the text 'both', which is none of its w"),
+    (timed("every: 5m", "catch_up: all"), "line 6: `schedules[1].catch_up` is the text 'all', which is none of its w"),
+    (timed("every: 5m", "timezone: Mars"), "line 6: `schedules[1].timezone` is the text 'Mars', but must be a time z"),
+    (
+        timed("every: 5m", "active_hours: {start: '08:00', end: '08:00'}"),
+        "line 6: `schedules[1].active_hours` starts and ends at 08:00; let one be another time, or remove it",
+    ),
+    (
+        timed("every: 1h", "max_cost_usd: 0"),
+        "line 6: `schedules[1].max_cost_usd` is 0, so nothing could ever run; write a number of dollars, or `none`",
+    ),
+    (timed("every: 1h", "max_cost_usd: -1"), "line 6: `schedules[1].max_cost_usd` is the number -1, but must be a n"),
+    (timed("every: 1h", "max_cost_usd_per_day: 0"), "line 6: `schedules[1].max_cost_usd_per_day` is 0, so nothing"),
+    (timed("every: 1h", "max_cost_usd_per_hour: 0"), "line 6: `schedules[1].max_cost_usd_per_hour` is 0, so nothing"),
+    (timed("every: 1h", "inputs: {a: 1}"), "line 6: `schedules[1].inputs` is for a `playbook`, which is missing; nam"),
+    (
+        timed("every: 1h", "collections: [books]"),
+        "line 6: `schedules[1].collections[1]` is `books`, which is no collection; the `collections` of this file are",
+    ),
+    (
+        f"{timed('every: 1h', 'collections: [contract]')}collections: {{contracts: {{path: a}}}}\n",
+        "line 6: `schedules[1].collections[1]` is `contract`, which is no collection; did you mean `contracts`?",
+    ),
+    (
+        schedule("every: 1h", "playbook: a.yaml", "inputs: {key: '${secret:A}'}"),
+        "line 6: `schedules[1].inputs.key` names the secret `A`, which is not among the agent's `secrets`; list it.",
+    ),
+    ("schedules: {a: 1}\n", "line 2: `schedules` is a mapping, but must be a list"),
+]
+MOMENTS = [
+    (timed("cron: 0 0 30 2 *"), "line 5: `schedules[1].cron` cannot be used. "),
+    (timed("cron: soon"), "line 5: `schedules[1].cron` cannot be used. "),
+    (timed("cron: 61 * * * *"), "line 5: `schedules[1].cron` cannot be used. "),
+    (timed("at: tomorrow"), "line 5: `schedules[1].at` cannot be used. "),
+    (timed("at: 2036-02-30 09:00"), "line 5: `schedules[1].at` cannot be used. "),
+]
+TWICE = timed("every: 1h") + "- {name: nightly, prompt: a, every: 2h}\n"
+WATCHES = [
+    (TWICE, "line 6: `schedules[2].name` is `nightly`, as that of `schedules[1]`; choose another name."),
+    (
+        f"{timed('every: 1h')}watches: [{{name: nightly, prompt: a, path: b}}]\n",
+        "line 6: `watches[1].name` is `nightly`, as that of `schedules[1]`; choose another name.",
+    ),
+    (watch(), "line 3: `watches[1]` says not what to watch; write a `path`, or name a `collection`."),
+    (
+        f"{watch('path: a', 'collection: b')}collections: {{b: {{path: c}}}}\n",
+        "line 6: `watches[1]` has both a `path` and a `collection`; keep one of them.",
+    ),
+    (watch("collection: b"), "line 5: `watches[1].collection` is `b`, which is no collection; the `collections` of"),
+    (
+        f"{watch('collection: b', 'pattern: x')}collections: {{b: {{path: c}}}}\n",
+        "line 6: `watches[1].pattern` is for a `path`, and this watches a collection; write it there",
+    ),
+    (watch('path: "a\\0b"'), "line 5: `watches[1].path` is `a\\x00b`, which is no folder; name the one that holds th"),
+    (watch("path: a", "pattern: ../*.md"), "line 6: `watches[1].pattern` is `../*.md`, which leads out of its folder"),
+    (watch("path: a", "pattern: /etc/*"), "line 6: `watches[1].pattern` is `/etc/*`, which leads out of its folder"),
+    (watch("path: a", "max_attempts: 0"), "line 6: `watches[1].max_attempts` is the number 0, but must be a whole nu"),
+    (watch("path: a", "max_parallel: 0"), "line 6: `watches[1].max_parallel` is the number 0, but must be a whole nu"),
+    *(
+        (
+            f"tools: {{shell: {{root: {root}}}}}\n{watch(f'path: {path}')}",
+            "line 6: `watches[1].path` leads to where commands write (`tools.shell.root`), so that the agent's own out",
+        )
+        for root, path in ((".", "inbox"), ("desk/out", "desk"), ("desk", "desk"), ("desk", "x/../desk"))
+    ),
+    (
+        f"tools: {{shell: {{root: .}}}}\n{watch('collection: b')}collections: {{b: {{path: c}}}}\n",
+        "line 6: `watches[1].collection` leads to where commands write",
+    ),
+    (
+        "webhooks:\n- {name: push, prompt: a, token: '${secret:HOOK}'}\n",
+        "line 3: `webhooks[1].token` names the secret `HOOK`, which is not among the agent's `secrets`; list it.",
+    ),
+    (
+        f"webhooks:\n- {{name: push, prompt: a, token: {KEY}}}\n",
+        "line 3: `webhooks[1].token` must be a reference, as in ${secret:OPENAI}",
+    ),
+    ("webhooks:\n- {name: push, prompt: a}\n", "line 3: `token` is missing from `webhooks[1]`; write it."),
+    (f"webhooks:\n- {KEY}\n", "line 3: `webhooks[1]` must be a mapping"),
+    ("collections:\n  a: {pattern: b}\n", "line 3: `path` is missing from `collections.a`; write it."),
+    ("collections:\n  a: {path: b, pattern: ~/c}\n", "line 3: `collections.a.pattern` is `~/c`, which leads out of"),
+]
+CHANNELS = [
+    (channel("type: fax"), "line 5: `notify.channels[1].type` is the text 'fax', which is none of its words; they are"),
+    (channel("type: email"), "line 4: `notify.channels[1]` is of type email, which needs `to`; write it."),
+    (
+        channel("type: email", "to: [ada@example.com]", "sender: h@example.com"),
+        "line 4: `notify.channels[1]` is of type email, which needs `host`; write it.",
+    ),
+    (channel("type: webhook"), "line 4: `notify.channels[1]` is of type webhook, which needs `url`; write it."),
+    (channel("type: apprise"), "line 4: `notify.channels[1]` is of type apprise, which needs `service`; write it."),
+    (
+        channel("type: in_app", "host: a"),
+        "line 6: `notify.channels[1].host` means nothing to a channel of type in_app, which takes no more than a name;",
+    ),
+    (
+        channel("type: webhook", "url: https://a.example", "to: [a@b.c]"),
+        "line 7: `notify.channels[1].to` means nothing to a channel of type webhook, which takes `url`, `headers`; rem",
+    ),
+    (
+        channel("type: email", "to: [ada]", "sender: h@example.com", "host: a"),
+        "line 6: `notify.channels[1].to[1]` is no e-mail address; write one alone, as in ada@example.com.",
+    ),
+    (
+        channel("type: email", "to: [a@b.c]", 'sender: "h@example.com\\r\\nBcc: x@y.z"', "host: a"),
+        "line 7: `notify.channels[1].sender` is no e-mail address; write one alone",
+    ),
+    (mail("username: ada"), "line 9: `notify.channels[1].username` needs a `password` beside it; write it, or remov"),
+    (
+        f"secrets: [P]\n{mail('password: ${secret:P}')}",
+        "line 10: `notify.channels[1].password` needs a `username` beside it; write it, or remove `password`.",
+    ),
+    (
+        f"secrets: [P]\n{mail('username: ada', 'password: ${secret:P}', 'security: none')}",
+        "line 12: `notify.channels[1].security` is none, so the password would be sent for all to read; write startt",
+    ),
+    (
+        mail("username: ada", "password: ${secret:P}"),
+        "line 10: `notify.channels[1].password` names the secret `P`, which is not among the agent's `secrets`; list",
+    ),
+    (
+        channel("type: webhook", "url: https://a.example", "headers: {X-Key: '${secret:P}'}"),
+        "line 7: `notify.channels[1].headers.X-Key` names the secret `P`, which is not among the agent's `secrets`",
+    ),
+    (
+        channel("type: apprise", "service: ${secret:P}"),
+        "line 6: `notify.channels[1].service` names the secret `P`, which is not among the agent's `secrets`; list it.",
+    ),
+    (channel("type: apprise", f"service: json://{KEY}"), "line 6: `notify.channels[1].service` must be a reference"),
+    (mail("username: ada", f"password: {KEY}"), "line 10: `notify.channels[1].password` must be a reference"),
+    (f"notify: {{channels: [{KEY}]}}\n", "line 2: `notify.channels[1]` must be a mapping"),
+    (channel("type: webhook", "url: wss://a.example"), "line 6: `notify.channels[1].url` is a WebSocket, and a webho"),
+    (mail("port: 0"), "line 9: `notify.channels[1].port` is the number 0, but must be a whole number from 1 to 65535."),
+    (
+        f"{channel('type: in_app')}  - {{name: ops, type: in_app}}\n",
+        "line 6: `notify.channels[2].name` is `ops`, as that of another; choose another name.",
+    ),
+    ("notify: {on: [done]}\n", "line 2: `notify.on[1]` is the text 'done', which is none of its words; they are"),
+]
+OTHERS = [
+    ("verbs: [shout]\n", "line 2: `verbs[1]` is the text 'shout', which is none of its words; they are `emit_findin"),
+    ("anonymize: {names: [Ada]}\n", "line 2: `anonymize.names` hides nothing while nothing is hidden; write `enabled"),
+    ("anonymize: 5\n", "line 2: `anonymize` is the number 5, but must be a mapping"),
+    ("idle_halt_minutes: -1\n", "line 2: `idle_halt_minutes` is the number -1, but must be a number from 0"),
+    ("review: {judges: [nobody:x]}\n", "line 2: `review.judges[1]` is of a provider `nobody` that nobody knows"),
+    (
+        "allowed_models: ['openai:*']\nreview: {judges: ['anthropic:x']}\n",
+        "line 3: `review.judges[1]` is `anthropic:x`, which is not among the `allowed_models` of agent.yaml line 2",
+    ),
+    (
+        "allowed_models: ['openai:*']\nmodel_for: {judge: 'anthropic:x'}\n",
+        "line 3: `model_for.judge` is `anthropic:x`, which is not among the `allowed_models`",
+    ),
+    ("model_for: {jury: 'openai:x'}\n", "line 2: `jury` is not a key of `model_for`; its keys are"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), SCHEDULES + WATCHES + CHANNELS + OTHERS)
+def test_what_cannot_be_meant_is_refused_with_file_line_key_and_fix(text: str, sentence: str) -> None:
+    if "cron:" in text or "at:" in text:
+        pytest.importorskip("halter.core.schedules")
+    said = refused(text)
+    assert said.startswith(f"agent.yaml {sentence}")
+    assert KEY not in said
+
+
+@pytest.mark.parametrize(("text", "sentence"), MOMENTS)
+def test_times_that_never_come_are_refused_at_once(text: str, sentence: str) -> None:
+    pytest.importorskip("halter.core.schedules")
+    assert refused(text).startswith(f"agent.yaml {sentence}")
+
+
+def test_a_playbook_must_stand_in_the_agents_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "agent"
+    folder.mkdir()
+    (tmp_path / "out.yaml").write_text("- call: x\n")
+    text = schedule("every: 1h", "playbook: night.yaml")
+    assert "line 5: `schedules[1].playbook` names `night.yaml`, which is missing" in refused(text, folder=folder)
+    text = schedule("every: 1h", "playbook: ../out.yaml")
+    assert "names `../out.yaml`, which leads out of the agent's folder; name a file" in refused(text, folder=folder)
+
+
+def test_a_watched_file_is_no_folder_but_one_that_is_not_there_yet_may_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "`watches[1].path` is `file`, which is no folder" in refused(watch("path: file"), folder=tmp_path)
+    assert read(watch("path: later"), folder=tmp_path).watches
+
+
+def test_a_link_is_followed_before_it_is_compared_with_where_commands_write(tmp_path: Path) -> None:
+    (tmp_path / "desk").mkdir()
+    (tmp_path / "inbox").symlink_to(tmp_path / "desk")
+    text = f"tools: {{shell: {{root: desk}}}}\n{watch('path: inbox')}"
+    assert "leads to where commands write" in refused(text, folder=tmp_path)
+
+
+@pytest.mark.parametrize("key", [f"type: webhook, url: 'https://hooks.example.com/{KEY}'", "HOST"])
+def test_the_hosts_of_the_fleet_bound_where_an_agent_tells_things(key: str) -> None:
+    more = "type: email, to: [a@b.c], sender: a@b.c, host: hooks.example.com" if key == "HOST" else key
+    said = refused(f"notify:\n  channels:\n  - {{name: ops, {more}}}\n", "allowed_hosts: [api.example.com]\n")
+    assert "is at `hooks.example.com`, but halter.yaml line 1 allows only `api.example.com`" in said
+    assert KEY not in said
+
+
+def test_the_models_of_the_fleet_bound_the_judges() -> None:
+    said = refused("review: {judges: ['anthropic:x']}\n", "allowed_models: ['openai:*']\n")
+    assert said.startswith("agent.yaml line 2: `review.judges[1]` is `anthropic:x`, but halter.yaml line 1 allows only")
+
+
+def test_a_channel_of_the_fleet_is_looked_at_in_its_own_file() -> None:
+    said = refused("", "notify:\n  channels:\n  - {name: ops, type: webhook}\n")
+    assert said == "halter.yaml line 3: `notify.channels[1]` is of type webhook, which needs `url`; write it."
+
+
+def test_an_agent_cannot_have_a_channel_of_the_fleets_name() -> None:
+    said = refused(channel("type: in_app"), "notify:\n  channels:\n  - {name: ops, type: in_app}\n")
+    assert said.startswith("agent.yaml line 4: `notify.channels[1].name` is `ops`, as that of a channel in halter.yaml")

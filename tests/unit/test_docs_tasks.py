@@ -1,0 +1,86 @@
+"""The page about tasks tells the truth about defaults, and shows files that can be read."""
+
+import re
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from halter.config.agent import agent_of
+from halter.config.fleet import Fleet
+from halter.config.load import load_bytes
+from halter.config.mind import read_mind
+from halter.config.resolve import REVIEW, resolve
+from halter.config.schema import agent_schema
+from halter.core.clock import DAY
+from halter.core.durations import shown_duration
+from halter.core.spec import AgentSpec
+from halter.core.tasks import ChannelType, Notify, Schedule, Watch, Webhook
+from halter.work.notifying import PAUSES
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "tasks.md").read_text("utf-8")
+WORDS = " ".join(PAGE.split())
+BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+?) \|", re.MULTILINE)
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"\n{title}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_the_files_on_the_page_can_be_read(text: str, tmp_path: Path) -> None:
+    if "cron:" in text or "at:" in text:
+        pytest.importorskip("halter.core.schedules")
+    (tmp_path / "report.yaml").write_text("- call: look\n")
+    document = load_bytes((text if text.startswith("name:") else f"name: x\n{text}").encode(), "agent.yaml")
+    assert list(Draft202012Validator(agent_schema()).iter_errors(document.value)) == []
+    agent = agent_of(document)
+    resolve(Fleet(), agent)
+    read_mind(Fleet(), agent, tmp_path)
+
+
+def test_the_first_file_on_the_page_says_all_that_it_needs(tmp_path: Path) -> None:
+    pytest.importorskip("halter.core.schedules")
+    found = read_mind(Fleet(), agent_of(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
+    assert found.mind.model
+    assert [trigger.name for trigger in found.tasks.triggers()] == ["lapsing", "new-contracts"]
+    assert len(found.tasks.verbs) == 7
+    assert found.tasks.anonymize == ("Ada Lovelace", "Example Ltd")
+
+
+def test_the_defaults_on_the_page_are_those_that_hold() -> None:
+    schedule, watch = Schedule(name="x"), Watch(name="x")
+    assert dict(ROW.findall(section("### Schedules"))) == {
+        "overlap": f"`{schedule.overlap}`",
+        "catch_up": f"`{schedule.catch_up}`",
+        "jitter": str(schedule.jitter),
+        "min_interval": shown_duration(schedule.min_interval),
+        "active_hours": "always",
+    }
+    assert dict(ROW.findall(section("### Watches"))) == {
+        "pattern": f"`{watch.pattern}`",
+        "debounce": shown_duration(watch.debounce),
+        "max_attempts": str(watch.max_attempts),
+        "max_parallel": str(watch.max_parallel),
+        "existing": f"`{watch.existing}`".lower(),
+    }
+    assert f"`max_bytes` ({Webhook(name='x', token='').max_bytes})" in WORDS
+    assert f"`idle_halt_minutes` ({AgentSpec(name='x').idle_halt_minutes:g})" in WORDS
+
+
+def test_the_walk_of_a_review_on_the_page_is_the_one_that_is_walked() -> None:
+    told = {name: tuple(re.findall(r"`(\w+)`", granted)) for name, granted in ROW.findall(section("## Phases"))}
+    assert told == {phase.name: phase.grants for phase in REVIEW}
+
+
+def test_every_type_of_channel_and_everything_that_is_told_of_is_on_the_page() -> None:
+    assert tuple(dict(ROW.findall(section("## Telling people")))) == ChannelType.__args__
+    assert all(f"`{word}`" in section("## Telling people") for word in Notify().on)
+
+
+def test_the_page_tells_how_long_a_channel_is_waited_for() -> None:
+    short = [shown_duration(pause) for pause in PAUSES if pause < DAY]
+    days = len(PAUSES) - len(short)
+    assert f"after {', '.join(short[:-1])} and {short[-1]}, then once a day for {days} days" in WORDS
