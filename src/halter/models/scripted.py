@@ -1,7 +1,8 @@
-"""A model that needs no network: it says what a script tells it to say, as slowly and as badly as the script likes.
+r"""A model that needs no network: it says what a script tells it to say, as slowly and as badly as the script likes.
 
-A script is a list of replies. Each is used once, in order; one with a `when` is passed over until the last message of
-the user contains that text.
+A script is a list of replies. Each is used once, in order, unless it says `repeat: true`. One with a `when` is passed
+over until the last message of the user contains that text, one with an `unless` when anything said so far does. `finds`
+is a pattern that something said so far must match; its named groups can be written into the reply, as `${name}`.
 
     - text: I will look at the log.
       calls: [{tool: read_file, arguments: {path: app.log}}]
@@ -10,10 +11,13 @@ the user contains that text.
     - fails: {kind: RateLimited, message: try again later, unavailable: true, billed: false, retry_after: 30s}
     - when: how much
       text: It was seven.
+    - repeat: true
+      finds: The document is (?P<name>[^\n]+)\.
+      calls: [{tool: retrieve_chunks, arguments: {file: "${name}"}}]
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -23,6 +27,7 @@ from halter.core.counting import most_tokens
 from halter.core.durations import parse_duration
 from halter.core.errors import ConfigError, ModelError, ModelRejected, ModelUnavailable
 from halter.core.messages import Hear, Prompt, Reply, Stop, Text, ToolCall, ToolResult
+from halter.core.text import clean
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
 
@@ -56,6 +61,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     fails: Failure | None = None
     takes: int = 0
     when: str = ""
+    unless: str = ""
+    finds: str = ""
+    repeat: bool = False
 
 
 def say(text: str, usage: Usage | None = None, *, takes: int = 0, when: str = "") -> Line:
@@ -83,7 +91,7 @@ class Scripted:
         """Say the next line that fits."""
         permit.use()
         self.asked.append(prompt)
-        line = self._next(_last_said(prompt))
+        line = self._next(prompt)
         if line.takes:
             await self._clock.sleep(line.takes)
         if hear is not None and line.reply.text:
@@ -92,16 +100,71 @@ class Scripted:
             raise line.fails.error(line.reply.usage)
         return line.reply
 
-    def _next(self, said: str) -> Line:
+    def _next(self, prompt: Prompt) -> Line:
+        said = _last_said(prompt)
         for index, line in enumerate(self._lines):
-            if line.when in said:
-                return self._lines.pop(index)
+            found = _fitting(line, said, prompt)
+            if found is not None:
+                if not line.repeat:
+                    self._lines.pop(index)
+                return found
         raise ModelRejected(self._run_out(said), billed=False)
 
     def _run_out(self, said: str) -> str:
         if not self._lines:
             return f"ScriptRanOut: all {self._length} replies of the script have been given; write another one"
         return f"ScriptRanOut: none of the {len(self._lines)} replies left is for {said[:80]!r}; see their `when`"
+
+
+def _fitting(line: Line, said: str, prompt: Prompt) -> Line | None:
+    """Return the line if it fits what was said, with what it finds there filled in."""
+    if line.when not in said:
+        return None
+    if not line.unless and not line.finds:
+        return line
+    everything = "\n".join(_words(prompt))
+    if line.unless and line.unless in everything:
+        return None
+    if not line.finds:
+        return line
+    found = _pattern(line.finds).search(everything)
+    if found is None:
+        return None
+    words: Mapping[str, str] = {name: word or "" for name, word in found.groupdict().items()}
+    return msgspec.structs.replace(line, reply=_filled(line.reply, words))
+
+
+def _words(prompt: Prompt) -> Iterator[str]:
+    """List all that was said so far: words, results, and the arguments of calls."""
+    for message in prompt.messages:
+        for part in message.parts:
+            yield part.arguments if isinstance(part, ToolCall) else part.text
+
+
+def _pattern(written: str) -> Any:
+    """Compile a pattern so that no text can make it slow."""
+    import re2  # pyright: ignore[reportMissingTypeStubs]
+
+    return cast("Any", re2).compile(written)
+
+
+def _filled(reply: Reply, words: Mapping[str, str]) -> Reply:
+    """Write what was found into a reply; inside of arguments as JSON spells it."""
+
+    def put(text: str, spell: Callable[[str], str]) -> str:
+        return _GROUP.sub(lambda found: spell(words[found[1]]) if found[1] in words else found[0], text)
+
+    parts = tuple(
+        msgspec.structs.replace(part, text=put(part.text, str))
+        if isinstance(part, Text)
+        else msgspec.structs.replace(part, arguments=put(part.arguments, _spelled))
+        for part in reply.parts
+    )
+    return msgspec.structs.replace(reply, parts=parts)
+
+
+def _spelled(word: str) -> str:
+    return msgspec.json.encode(clean(word)).decode()[1:-1]
 
 
 def _last_said(prompt: Prompt) -> str:
@@ -143,9 +206,13 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fails: _Fails | None = None
     takes: str | float = 0
     when: str = ""
+    unless: str = ""
+    finds: str = ""
+    repeat: bool = False
 
 
 _KEYS: Final = ", ".join(f"`{key}`" for key in _Written.__struct_fields__)
+_GROUP: Final = re.compile(r"\$\{(\w+)\}")
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 _STEP: Final = re.compile(r"\[(\d+)\]|\.(\w+)")
@@ -179,7 +246,22 @@ def _line(value: Any, index: int, where: Where) -> Line:
         fails=None if fails is None else _failure(fails, lambda key: where((index, "fails", key))),
         takes=_micros(written.takes, where((index, "takes"))),
         when=written.when,
+        unless=written.unless,
+        finds=_checked(written.finds, where((index, "finds"))),
+        repeat=written.repeat,
     )
+
+
+def _checked(pattern: str, place: str) -> str:
+    if not pattern:
+        return ""
+    import re2  # pyright: ignore[reportMissingTypeStubs]
+
+    try:
+        _pattern(pattern)
+    except cast("Any", re2).error as error:
+        raise ConfigError(f"{place}: `finds` is no pattern that can be read: {error}.") from None
+    return pattern
 
 
 def understood(error: str) -> tuple[str, KeyPath]:
