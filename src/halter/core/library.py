@@ -26,6 +26,7 @@ WORD: Final = f"(?:(?![{_UNSPACED}])[^\\W_])+|(?![\\W_])[{_UNSPACED}]"
 """What is one word, as a pattern."""
 
 _WORD: Final = re.compile(WORD)
+_FOREIGN: Final = re.compile("[^\x00-\x7f]+")
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -67,8 +68,11 @@ def folded(text: str) -> str:
     """Write a text as it is compared: without capitals, accents and the many forms of the same letter."""
     if text.isascii():
         return text.lower()
-    parts = unicodedata.normalize("NFKD", text)
-    return "".join(letter for letter in parts if unicodedata.category(letter)[0] != "M").casefold()
+    return _FOREIGN.sub(_without_marks, unicodedata.normalize("NFKD", text)).casefold()
+
+
+def _without_marks(found: re.Match[str]) -> str:
+    return "".join(letter for letter in found[0] if unicodedata.category(letter)[0] != "M")
 
 
 def words(text: str) -> tuple[str, ...]:

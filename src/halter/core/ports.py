@@ -178,7 +178,10 @@ class Store(Protocol):
         ...
 
     async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
-        """Keep a document's chunks, all or none of them, in place of those that it had."""
+        """Keep a document's chunks, all or none of them, numbered as they come.
+
+        It is named by the digest of what is in it: one that is there already stays as it is.
+        """
         ...
 
     async def forget(self, document: str) -> None:
@@ -186,7 +189,7 @@ class Store(Protocol):
         ...
 
     async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents have chunks."""
+        """Tell which of these documents are there."""
         ...
 
     async def chunks(self, document: str) -> Sequence[Chunk]:

@@ -119,12 +119,20 @@ class Engine(Protocol):
         """Return a blob, if it is there."""
         ...
 
-    def index(self, document: str, entries: Sequence[Entry]) -> None:
-        """Put a document's chunks in place of those that it had, in one transaction."""
+    def add_chunks(self, document: str, entries: Sequence[Entry]) -> None:
+        """Add some of a document's chunks, which nobody sees yet; those that are there already stay."""
+        ...
+
+    def show_document(self, document: str, count: int) -> bool:
+        """Let a document be seen if it has so many chunks; tell whether it has."""
+        ...
+
+    def drop_chunks(self, document: str, limit: int) -> int:
+        """Let a document be seen no more, and drop so many of its chunks at most; tell how many."""
         ...
 
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents have chunks."""
+        """Tell which of these documents are there."""
         ...
 
     def chunks(self, document: str) -> Sequence[Chunk]:

@@ -16,10 +16,12 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def entries(document: str, chunks: Iterable[Chunk]) -> list[Entry]:
-    """Make chunks fit for every database; whatever they say of themselves, they belong to the document named."""
+    """Make chunks fit for every database. They belong to the document named, and are numbered as they come."""
     return [
-        Entry(msgspec.structs.replace(chunk, document=document, text=clean(chunk.text)), words(chunk.text))
-        for chunk in chunks
+        Entry(
+            msgspec.structs.replace(chunk, document=document, number=number, text=clean(chunk.text)), words(chunk.text)
+        )
+        for number, chunk in enumerate(chunks)
     ]
 
 

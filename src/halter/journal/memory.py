@@ -269,13 +269,23 @@ class MemoryEngine:
         """Return a blob, if it is there."""
         return self._blobs.get(digest)
 
-    def index(self, document: str, entries: Sequence[Entry]) -> None:
-        """Keep a document's chunks in a SQLite of their own: nothing else finds words as it does."""
+    def add_chunks(self, document: str, entries: Sequence[Entry]) -> None:
+        """Keep chunks in a SQLite of their own: nothing else finds words as it does."""
         with self._mirroring:
-            self._shelf().index(document, entries)
+            self._shelf().add_chunks(document, entries)
+
+    def show_document(self, document: str, count: int) -> bool:
+        """Let a document be seen if it has so many chunks."""
+        with self._mirroring:
+            return self._shelf().show_document(document, count)
+
+    def drop_chunks(self, document: str, limit: int) -> int:
+        """Let a document be seen no more, and drop some of its chunks."""
+        with self._mirroring:
+            return self._shelf().drop_chunks(document, limit)
 
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents have chunks."""
+        """Tell which of these documents are there."""
         with self._mirroring:
             return self._shelf().indexed(documents)
 

@@ -216,19 +216,25 @@ class PostgresEngine:
         with self._reader.use() as connection:
             return blob(connection, digest)
 
-    def index(self, document: str, entries: Sequence[Entry]) -> None:
-        """Put a document's chunks in place of those that it had, in one transaction."""
-        try:
-            with self._transaction() as connection:
-                connection.execute(self._sql["forget_chunks"], {"document": document})
-                for start in range(0, len(entries), ROWS_AT_ONCE):
-                    portion = entries[start : start + ROWS_AT_ONCE]
-                    connection.execute(self._sql["add_chunks"], {"document": document, **_chunk_columns(portion)})
-        except Conflict as other:
-            raise StoreUnavailable(f"{other} It may be tried again.") from other
+    def add_chunks(self, document: str, entries: Sequence[Entry]) -> None:
+        """Add some of a document's chunks and their words."""
+        with self._writer.use() as connection:
+            connection.execute(self._sql["add_chunks"], {"document": document, **_chunk_columns(entries)})
+
+    def show_document(self, document: str, count: int) -> bool:
+        """Let a document be seen if it has so many chunks."""
+        with self._transaction() as connection:
+            connection.execute(self._sql["show_document"], {"document": document, "count": count})
+            return bool(connection.execute(self._sql["indexed"], {"documents": Texts([document])}).fetchall())
+
+    def drop_chunks(self, document: str, limit: int) -> int:
+        """Let a document be seen no more, and drop some of its chunks."""
+        with self._transaction() as connection:
+            connection.execute(self._sql["hide_document"], {"document": document})
+            return connection.execute(self._sql["drop_chunks"], {"document": document, "limit": limit}).rowcount
 
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents have chunks."""
+        """Tell which of these documents are there."""
         with self._reader.use() as connection:
             found = connection.execute(self._sql["indexed"], {"documents": Texts(documents)})
             return frozenset(row[0] for row in found)

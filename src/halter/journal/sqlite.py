@@ -223,17 +223,30 @@ class SqliteEngine:
         with self._translated():
             return blob(self._reader, digest)
 
-    def index(self, document: str, entries: Sequence[Entry]) -> None:
-        """Put a document's chunks in place of those that it had, in one transaction."""
+    def add_chunks(self, document: str, entries: Sequence[Entry]) -> None:
+        """Add some of a document's chunks and their words."""
         with self._transaction() as execute:
-            for name in ("forget_words", "forget_chunks"):
-                execute(self._sql[name], {"document": document})
             for entry in entries:
-                added = execute(self._sql["add_chunk"], msgspec.structs.asdict(entry.chunk)).lastrowid
-                execute(self._sql["add_words"], {"id": added, "words": " ".join(entry.words)})
+                added = execute(self._sql["add_chunk"], msgspec.structs.asdict(entry.chunk))
+                if added.rowcount:
+                    execute(self._sql["add_words"], {"id": added.lastrowid, "words": " ".join(entry.words)})
+
+    def show_document(self, document: str, count: int) -> bool:
+        """Let a document be seen if it has so many chunks."""
+        with self._transaction() as execute:
+            execute(self._sql["show_document"], {"document": document, "count": count})
+            return execute(self._sql["indexed"], {"documents": _json([document])}).fetchone() is not None
+
+    def drop_chunks(self, document: str, limit: int) -> int:
+        """Let a document be seen no more, and drop some of its chunks."""
+        params = {"document": document, "limit": limit}
+        with self._transaction() as execute:
+            execute(self._sql["hide_document"], {"document": document})
+            execute(self._sql["drop_words"], params)
+            return execute(self._sql["drop_chunks"], params).rowcount
 
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents have chunks."""
+        """Tell which of these documents are there."""
         with self._translated():
             found = self._reader.execute(self._sql["indexed"], {"documents": _json(documents)})
             return frozenset(row[0] for row in found)

@@ -33,6 +33,11 @@ HINTS_KEPT: Final = 1024
 WATCH_SECONDS: Final = 0.05
 MOST_FOUND: Final = 1000
 
+PORTION: Final = 200
+"""So many chunks of a document are written in one transaction: a fraction of a second of everybody else's time."""
+
+INDEX_ATTEMPTS: Final = 5
+
 
 class Observer(Protocol):
     """Somebody who is told what was committed, in the thread that wrote it, and must neither fail nor tarry."""
@@ -152,17 +157,28 @@ class JournalStore:
         return data
 
     async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
-        """Keep a document's chunks in place of those that it had. Their words are made before anything is locked."""
+        """Keep a document's chunks. Large ones are written in portions, so that nobody else waits for long."""
         name = clean(document)
+        if name in await self.indexed([name]):
+            return
         made = entries(name, chunks) if self._inline else await asyncio.to_thread(entries, name, chunks)
-        await self._writing(lambda: self._engine.index(name, made))
+        await self.forget(name)
+        for _ in range(INDEX_ATTEMPTS):
+            for start in range(0, len(made), PORTION):
+                portion = made[start : start + PORTION]
+                await self._writing(partial(self._engine.add_chunks, name, portion))
+            if await self._writing(partial(self._engine.show_document, name, len(made))):
+                return
+        raise StoreUnavailable(f"The document {name} was forgotten whenever it was written; it may be tried again.")
 
     async def forget(self, document: str) -> None:
-        """Drop a document's chunks."""
-        await self._writing(lambda: self._engine.index(clean(document), []))
+        """Drop a document's chunks, whole or not; it is seen no more from the first moment on."""
+        drop = partial(self._engine.drop_chunks, clean(document), PORTION)
+        while await self._writing(drop) == PORTION:
+            pass
 
     async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents have chunks."""
+        """Tell which of these documents are there."""
         return await self._reading(lambda: self._engine.indexed([clean(document) for document in documents]))
 
     async def chunks(self, document: str) -> Sequence[Chunk]:

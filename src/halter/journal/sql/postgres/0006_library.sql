@@ -11,3 +11,8 @@ CREATE TABLE chunks (
     PRIMARY KEY (document, number)
 );
 CREATE INDEX chunks_words ON chunks USING GIN (words);
+
+-- The documents all of whose chunks are there: large ones are written in several transactions, and seen when all is done.
+CREATE TABLE library (
+    document TEXT COLLATE "C" PRIMARY KEY
+);

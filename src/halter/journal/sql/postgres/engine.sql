@@ -196,28 +196,39 @@ LOCK TABLE streams, sessions, budgets, holds, spends, events IN EXCLUSIVE MODE;
 -- One moment of the store, for as long as it is looked at.
 BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 
--- name: forget_chunks
--- A document's chunks and their words.
-DELETE FROM chunks WHERE document = :document;
+-- name: hide_document
+-- A document is there no more, whatever is left of it.
+DELETE FROM library WHERE document = :document;
+
+-- name: drop_chunks
+-- Some of a document's chunks and their words.
+DELETE FROM chunks WHERE document = :document
+AND number IN (SELECT number FROM chunks WHERE document = :document ORDER BY number LIMIT :limit);
 
 -- name: add_chunks
--- Pieces of a document. Who indexes the same one at the same time writes the same.
+-- Pieces of a document, unless somebody else has just written them.
 INSERT INTO chunks (document, number, start, "end", text, words)
 SELECT :document, v.number, v.start, v.stop, v.text, v.words::tsvector
 FROM unnest(:numbers, :starts, :ends, :texts, :words) AS v (number, start, stop, text, words) ORDER BY v.number
-ON CONFLICT (document, number) DO UPDATE SET
-    start = excluded.start, "end" = excluded."end", text = excluded.text, words = excluded.words;
+ON CONFLICT (document, number) DO NOTHING;
+
+-- name: show_document
+-- A document is there if all of its chunks are.
+INSERT INTO library (document)
+SELECT :document WHERE (SELECT COUNT(*) FROM chunks WHERE document = :document) = :count
+ON CONFLICT (document) DO NOTHING;
 
 -- name: search
 -- The chunks of some documents that fit, the best first.
 SELECT document, number, start, "end", text, ts_rank(words, :query::tsquery)::float8 AS fit
-FROM chunks WHERE words @@ :query::tsquery AND document = ANY(:documents)
+FROM chunks JOIN library USING (document) WHERE words @@ :query::tsquery AND document = ANY(:documents)
 ORDER BY fit DESC, document, number LIMIT :limit;
 
 -- name: indexed
--- Which of these documents have chunks.
-SELECT wanted FROM unnest(:documents) AS wanted WHERE EXISTS (SELECT 1 FROM chunks WHERE document = wanted);
+-- Which of these documents are there.
+SELECT document FROM library WHERE document = ANY(:documents);
 
 -- name: chunks
 -- A document's chunks, in order.
-SELECT document, number, start, "end", text FROM chunks WHERE document = :document ORDER BY number;
+SELECT document, number, start, "end", text FROM chunks JOIN library USING (document)
+WHERE document = :document ORDER BY number;

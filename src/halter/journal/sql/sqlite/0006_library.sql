@@ -12,3 +12,8 @@ CREATE TABLE chunks (
 ) STRICT;
 
 CREATE VIRTUAL TABLE chunk_words USING fts5 (words, tokenize = 'ascii');
+
+-- The documents all of whose chunks are there: large ones are written in several transactions, and seen when all is done.
+CREATE TABLE library (
+    document TEXT PRIMARY KEY
+) STRICT, WITHOUT ROWID;

@@ -118,17 +118,22 @@ SELECT data FROM blobs WHERE digest = :digest;
 -- Which streams other processes have made longer.
 SELECT stream, MAX(seq) AS head, MAX(position) AS position FROM events WHERE position > :position GROUP BY stream;
 
--- name: forget_words
--- The words of a document's chunks.
-DELETE FROM chunk_words WHERE rowid IN (SELECT id FROM chunks WHERE document = :document);
+-- name: hide_document
+-- A document is there no more, whatever is left of it.
+DELETE FROM library WHERE document = :document;
 
--- name: forget_chunks
--- A document's chunks, after their words.
-DELETE FROM chunks WHERE document = :document;
+-- name: drop_words
+-- The words of some of a document's chunks.
+DELETE FROM chunk_words WHERE rowid IN (SELECT id FROM chunks WHERE document = :document ORDER BY number LIMIT :limit);
+
+-- name: drop_chunks
+-- The same chunks, after their words.
+DELETE FROM chunks WHERE id IN (SELECT id FROM chunks WHERE document = :document ORDER BY number LIMIT :limit);
 
 -- name: add_chunk
--- One piece of a document.
-INSERT INTO chunks (document, number, start, "end", text) VALUES (:document, :number, :start, :end, :text);
+-- One piece of a document, unless somebody else has just written it.
+INSERT INTO chunks (document, number, start, "end", text) VALUES (:document, :number, :start, :end, :text)
+ON CONFLICT (document, number) DO NOTHING;
 
 -- name: add_words
 -- The words of a chunk, under its id.
@@ -138,17 +143,24 @@ INSERT INTO chunk_words (rowid, words) VALUES (:id, :words);
 -- The index keeps what was deleted until its parts are merged.
 INSERT INTO chunk_words (chunk_words) VALUES ('optimize');
 
+-- name: show_document
+-- A document is there if all of its chunks are.
+INSERT INTO library (document)
+SELECT :document WHERE (SELECT COUNT(*) FROM chunks WHERE document = :document) = :count
+ON CONFLICT (document) DO NOTHING;
+
 -- name: search
 -- The chunks of some documents that fit, the best first.
 SELECT c.document, c.number, c.start, c."end", c.text, -bm25(chunk_words) AS fit
 FROM chunk_words JOIN chunks c ON c.id = chunk_words.rowid
-WHERE chunk_words MATCH :query AND c.document IN (SELECT value FROM json_each(:documents))
+WHERE chunk_words MATCH :query AND c.document IN (SELECT document FROM library JOIN json_each(:documents) ON document = value)
 ORDER BY fit DESC, c.document, c.number LIMIT :limit;
 
 -- name: indexed
--- Which of these documents have chunks.
-SELECT value FROM json_each(:documents) WHERE EXISTS (SELECT 1 FROM chunks WHERE document = value);
+-- Which of these documents are there.
+SELECT document FROM library JOIN json_each(:documents) ON document = value;
 
 -- name: chunks
 -- A document's chunks, in order.
-SELECT document, number, start, "end", text FROM chunks WHERE document = :document ORDER BY number;
+SELECT document, number, start, "end", text FROM chunks JOIN library USING (document)
+WHERE document = :document ORDER BY number;
