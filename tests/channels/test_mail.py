@@ -178,11 +178,14 @@ async def test_a_server_that_nobody_vouches_for_gets_no_letter(certificate: Path
     postbox.close()
 
 
-async def test_a_server_without_starttls_gets_no_password(postbox: Postbox) -> None:
+async def test_a_server_without_starttls_gets_no_password() -> None:
+    postbox = Postbox()
+    await postbox.open(authenticator=postbox.authenticate, auth_require_tls=False)
     channel = mail(postbox.port, security="starttls", username="ada", password="${secret:MAIL}")
     why = await undelivered(channel)
     assert "does not offer what `security: starttls` or the login needs" in str(why)
     assert (postbox.got, postbox.logins, why.may_retry) == ([], [], False)
+    postbox.close()
 
 
 async def test_a_wrong_password_is_not_tried_again_and_not_told(certificate: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,14 +13,16 @@ from halter.app.opened import App
 from halter.app.outbox import Outbox, Way, senders_of
 from halter.channels.sending import sender_for
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.errors import StoreUnusable
 from halter.core.events import NotificationFailed, NotificationQueued, NotificationSent
 from halter.core.ids import OUTBOX, StreamId, session_stream
-from halter.core.ports import Draft, Query, Write
+from halter.core.ports import Committed, Draft, Query, Write
 from halter.core.task_rows import NotificationRow
 from halter.core.tasks import Channel, Notify, Tasks
 from halter.core.telling import Letter, Sender, Telling, Undelivered
 from halter.guard.secrets import GivenSecrets
 from halter.journal.patient import PatientStore
+from halter.journal.relay import Relay
 from halter.settings import read_settings
 from halter.testing.world import World, crash_everywhere
 from halter.work.notifying import queued, row_of
@@ -323,6 +326,20 @@ def test_who_stays_behind_takes_over_when_the_faster_one_is_gone(world: World) -
             await queue(world, name)
             await world.advance(MINUTE)
         assert [letter.id for letter in second.got] == ["n1", "n3", "n4"]
+
+    world.run(story())
+
+
+def test_a_store_that_cannot_be_used_is_told_as_what_it_is(world: World) -> None:
+    class Ruined(Relay):
+        async def commit(self, write: Write) -> Committed:
+            raise StoreUnusable("The disk is read-only.")
+
+    async def story() -> None:
+        await queue(world)
+        app = replace(app_in(world), store=cast("Any", Ruined(world.store)))
+        with pytest.raises(StoreUnusable):
+            await Outbox(app, {OPS: Recipient()}).run()
 
     world.run(story())
 

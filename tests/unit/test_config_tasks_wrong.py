@@ -1,12 +1,15 @@
 """Every mistake in what starts sessions and whom they tell is a sentence with file, line, key and fix."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet, fleet_of
-from halter.config.load import load_bytes
+from halter.config.load import Document, load_bytes
 from halter.config.mind import read_mind
 from halter.core.errors import ConfigError
 from halter.core.tasks import Tasks
@@ -283,3 +286,64 @@ def test_a_channel_of_the_fleet_is_looked_at_in_its_own_file() -> None:
 def test_an_agent_cannot_have_a_channel_of_the_fleets_name() -> None:
     said = refused(channel("type: in_app"), "notify:\n  channels:\n  - {name: ops, type: in_app}\n")
     assert said.startswith("agent.yaml line 4: `notify.channels[1].name` is `ops`, as that of a channel in halter.yaml")
+
+
+WHOLE = """
+secrets: [HOOK, KEY]
+phases: {look: [retrieve_chunks], tell: all}
+tools: {shell: {root: desk}}
+collections: {contracts: {path: docs, pattern: '*.md', description: a}}
+schedules:
+- {name: a, prompt: b, every: 1h, jitter: 1m, min_interval: 5m, collections: [contracts], max_cost_usd: 0.1}
+- {name: b, prompt: c, every: 2h, timezone: Europe/Rome, active_hours: {start: '08:00', end: '09:00'}}
+watches:
+- {name: c, prompt: d, path: in, pattern: '*.pdf', debounce: 1s}
+- {name: d, prompt: d, collection: contracts}
+webhooks: [{name: e, prompt: f, token: '${secret:HOOK}', max_bytes: 9}]
+review: {judges: ['ollama:a'], max_cost_per_message_usd: 1}
+notify:
+  on: [failed]
+  channels:
+  - {name: m, type: email, to: [a@b.c], sender: a@b.c, host: h, username: u, password: '${secret:KEY}'}
+  - {name: w, type: webhook, url: 'https://a.example', headers: {X: '${secret:KEY}'}}
+  - {name: s, type: apprise, service: '${secret:KEY}'}
+anonymize: {enabled: true, names: [Ada]}
+verbs: [notify]
+idle_halt_minutes: 3
+"""
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1, max_size=9), inner, max_size=3),
+    max_leaves=5,
+)
+ODD = st.sampled_from(
+    ["a", "\0", "..", "/", "~", "review", "ws://a", "https://[", "${secret:X}", "in_app", "a@b\nc", "0"]
+)
+
+
+def put(value: Any, steps: list[int], other: Any) -> Any:
+    """Put something else in one place of a document; the steps choose which."""
+    if not steps or not isinstance(value, dict | list) or not value:
+        return other
+    if isinstance(value, list):
+        at = steps[0] % len(value)
+        return [put(each, steps[1:], other) if index == at else each for index, each in enumerate(value)]
+    key = sorted(value)[steps[0] % len(value)]
+    return {**value, key: put(value[key], steps[1:], other)}
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=7), ANYTHING | ODD)
+def test_whatever_stands_there_is_read_or_is_a_sentence(steps: list[int], other: Any) -> None:
+    whole = load_bytes(WHOLE.encode(), "agent.yaml")
+    document = Document({"name": "x", **put(whole.value, steps, other)}, whole.places)
+    found: Tasks | str
+    try:
+        found = read_mind(Fleet(), agent_of(document), None).tasks
+    except ConfigError as error:
+        found = str(error)
+    assert isinstance(found, Tasks) or found.startswith("agent.yaml")
+
+
+def test_the_whole_of_it_is_right() -> None:
+    found = read(WHOLE)
+    assert (len(found.triggers()), len(found.notify.channels)) == (5, 3)

@@ -79,6 +79,12 @@ class Outbox:
 
     async def run(self) -> None:
         """Send what is due, as it becomes due, until cancelled."""
+        try:
+            await self._run()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _run(self) -> None:
         async with heard(self._store, _may_tell) as self._news, asyncio.TaskGroup() as lanes:
             while True:
                 now = self._clock.now()
