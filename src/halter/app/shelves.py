@@ -42,10 +42,13 @@ class Library:
         return (self._folder / path).resolve()
 
     async def files(self, path: str, pattern: str) -> Mapping[str, Seen] | Unreadable:
-        """List the files of a folder."""
+        """List the files of a folder; hidden ones only where the pattern asks for such."""
         from halter.documents.shelf import scan
 
-        return await asyncio.to_thread(scan, self.place(path), pattern)
+        found = await asyncio.to_thread(scan, self.place(path), pattern)
+        if isinstance(found, Unreadable) or _hidden(pattern):
+            return found
+        return {name: seen for name, seen in found.items() if not _hidden(name)}
 
     async def shelf(self, collection: str, path: str, pattern: str) -> Sequence[Shelved]:
         """Take in what is new in a folder, and list all of it. Raises Failed where the folder cannot be read."""
@@ -84,6 +87,10 @@ class Library:
         chunks = [Chunk(taken.digest, number, start, end, text.text[start:end]) for number, (start, end) in spans]
         await self._store.index(taken.digest, chunks)
         return Known(seen, taken.digest)
+
+
+def _hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
 
 
 class SessionShelves:
