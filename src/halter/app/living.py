@@ -59,8 +59,16 @@ class Living:
         """Begin the agent's session of that number; one that was begun before stays as it is."""
         return await begin(self.speaking, "", "autonomous", f"{self.name}-{number}")
 
-    async def attend(self, lease: Lease, stays: Callable[[SessionId], None] = lambda _: None) -> None:
-        """Take a session from where it stands to its next rest; one with sensors stays until it is over."""
+    async def attend(
+        self,
+        lease: Lease,
+        stays: Callable[[SessionId], None] = lambda _: None,
+        waits: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take a session from where it stands to its next rest; one with sensors stays until it is over.
+
+        `waits` is told when a person has to decide something.
+        """
         made = self._remembered(lease)
         if made is not None:
             await self._visited(made, lease)
@@ -72,7 +80,7 @@ class Living:
         watching = Watching(listen=lambda chunk: self._heard(lease.session, chunk))
         resident = self._resident and row.kind == "autonomous"
         sensed = fetchers(self.speaking) if resident else None
-        made = await attending(self.speaking, row, lease, watching=watching, sensed=sensed)
+        made = await attending(self.speaking, row, lease, watching=watching, sensed=sensed, waits=lambda _, __: waits())
         if lease.generation > POISON and await self._kills(made, lease):
             return
         if not resident:

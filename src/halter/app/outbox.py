@@ -25,7 +25,7 @@ from halter.guard.secrets import Secrets
 from halter.journal.patient import PatientStore
 from halter.work.notifying import failed, sent
 
-LOOK: Final = MINUTE
+LOOK: Final = 10 * MINUTE
 """How often it looks by itself: hints may be lost."""
 BREATH: Final = SECOND // 10
 """How long it lets news gather: a busy fleet is not asked after every write."""

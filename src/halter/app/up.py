@@ -14,18 +14,21 @@ from typing import Final
 from halter.app.agent import assembled
 from halter.app.living import Living, Pulse, nobody
 from halter.app.most import at_most
+from halter.app.notices import Notices
 from halter.app.opened import App
+from halter.app.outbox import Outbox, senders_of
 from halter.app.speaking import Speaking
 from halter.app.thinking import models_of
 from halter.app.triggers import Triggers
 from halter.autonomy.upkeep import RESTS, Attend, Begin, Nothing, Reopen, Stop, upkeep
 from halter.brain.together import heard, together, until
 from halter.config.pacing import unwritten
-from halter.core.clock import SECOND
+from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import FLEET, SessionId, new_worker
 from halter.core.ports import EVERY_STREAM, Change, Lease, Query
 from halter.core.rows import FREE, AgentRow, HaltRow, SessionRow
+from halter.core.tasks import Tasks
 from halter.dispatch.embedded import Embedded
 from halter.dispatch.tending import tended
 from halter.guard.halts import halt
@@ -36,6 +39,8 @@ from halter.state import life
 LOOK: Final = 30 * SECOND
 """How often it looks by itself: words of people are heard of at once, but hints may be lost."""
 SOON: Final = SECOND // 10
+TELL: Final = 10 * MINUTE
+"""How often it is looked by itself for what people were not told of."""
 FOLDERS: Final = 5 * SECOND
 """How often folders are looked through."""
 CHANCE: Final = random.SystemRandom()
@@ -58,6 +63,9 @@ class Up:
         self._worker = new_worker("up", app.ids)
         self._said: dict[str, str] = {}
         self._news = asyncio.Event()
+        self._tellable = False
+        self._told_at = app.clock.now()
+        self._notices = Notices(self._store, app.clock, self._tasks, self._redacted)
         self._dispatch = Embedded(
             self._store, app.clock, self._worker, self._attend, self._names, redact=self._redacted
         )
@@ -72,7 +80,15 @@ class Up:
             await stack.enter_async_context(
                 tended(self._store, self._app.clock, self._worker, snapshots=self._snapshots, hands=self._dispatch)
             )
-            await together([self._dispatch.run, self._keep])
+            senders = {
+                way: sender
+                for living in self.agents.values()
+                for way, sender in senders_of(
+                    living.name, living.speaking.agent.read.tasks, living.speaking.agent.secrets
+                ).items()
+            }
+            outbox = Outbox(self._app, senders)
+            await together([self._dispatch.run, self._keep, outbox.run])
 
     async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
         """Put an agent together."""
@@ -110,6 +126,9 @@ class Up:
             person = self._app.settings.person
             await self._store.commit(switch_on(name, person, f"first/{name}", "started for the first time"))
 
+    def _tasks(self) -> Mapping[str, Tasks]:
+        return {name: living.speaking.agent.read.tasks for name, living in self.agents.items()}
+
     def _names(self) -> Sequence[str]:
         return tuple(self.agents)
 
@@ -125,10 +144,16 @@ class Up:
 
     async def _attend(self, lease: Lease) -> None:
         row = await self._row(lease.session)
-        await self.agents[row.agent].attend(lease, self._dispatch.stays)
-        if (await self._row(lease.session)).ended_at is not None:
+        await self.agents[row.agent].attend(lease, self._dispatch.stays, self._waits)
+        after = await self._row(lease.session)
+        if after.ended_at is not None or after.state in ("WAITING_FOR_INPUT", "PAUSED"):
             # Whoever watches is told at once what that means for the agent.
-            self._news.set()
+            self._waits()
+
+    def _waits(self) -> None:
+        """Know that there may be something to tell people of."""
+        self._tellable = True
+        self._news.set()
 
     async def _row(self, session: str) -> SessionRow:
         (row,) = await self._store.ask(Query("session", SessionRow, {"session": session}))
@@ -145,6 +170,9 @@ class Up:
                         # Somebody may have switched it off at that very moment.
                         await self._look_after(living)
                     moments += await self._trigger(living.name)
+                if starting or self._tellable or self._app.clock.now() >= self._told_at + TELL:
+                    self._tellable, self._told_at = False, self._app.clock.now()
+                    await self._notices.look()
                 starting = False
                 await until(self._news, max(0, min([LOOK, *(at - self._app.clock.now() for at in moments)])))
 

@@ -14,6 +14,7 @@ from halter.core.money import BudgetRow
 from halter.core.ports import Beat, Change, Lease, Stored
 from halter.core.row import Row, RowKey, lock_order
 from halter.core.rows import FREE, AgentRow, DecisionRow, HaltRow, RuleRow, SessionRow
+from halter.core.task_rows import ItemRow, MemoryRow, NotificationRow, PrecedentRow, TriggerRow
 from halter.journal.apply import Changes
 from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.engine import PROJECTIONS, View
@@ -27,6 +28,21 @@ WHOLE: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {"all_halts": HaltRow, "all_rules": RuleRow, "all_agents": AgentRow}
 )
 """Questions that every step of every session asks, and that are no more than a look at a row or at a short table."""
+
+OF_ONE: Final[Mapping[str, type[Row]]] = MappingProxyType(
+    {
+        "triggers_of": TriggerRow,
+        "trigger": TriggerRow,
+        "open_tasks": TriggerRow,
+        "items_of": ItemRow,
+        "untold_items": ItemRow,
+        "kept_memories": MemoryRow,
+        "kept_precedents": PrecedentRow,
+        "notifications_due": NotificationRow,
+        "notification": NotificationRow,
+    }
+)
+"""Questions about tables that are empty for most agents: then there is nothing to look for."""
 
 
 class MemoryEngine:
@@ -42,7 +58,7 @@ class MemoryEngine:
         self._lease = lease
         self._rows: dict[RowKey, Row] = {}
         self._sessions: dict[str, RowKey] = {}
-        self._tables: dict[type[Row], dict[RowKey, None]] = {kind: {} for kind in WHOLE.values()}
+        self._tables: dict[type[Row], dict[RowKey, None]] = {kind: {} for kind in (*WHOLE.values(), *OF_ONE.values())}
         self._streams: dict[StreamId, list[Stored]] = {}
         self._keys: dict[str, list[tuple[StreamId, int]]] = {}
         self._blobs: dict[Digest, bytes] = {}
@@ -202,6 +218,8 @@ class MemoryEngine:
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Answer a named query. Whoever asks may do so in another thread than those that write."""
         with self._mirroring:
+            if name in OF_ONE and not self._tables[OF_ONE[name]]:
+                return []
             found = self._at_hand(name, params)
             if found is not None:
                 return [msgspec.structs.asdict(row) for row in found]

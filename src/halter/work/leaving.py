@@ -25,6 +25,7 @@ from halter.core.ids import FLEET
 from halter.core.left import Severity, Support
 from halter.core.rows import DecisionRow
 from halter.core.task_rows import MemoryRow
+from halter.core.telling import Telling
 from halter.core.text import listed, shorten, to_body
 from halter.core.tools import Failed, Happening, Output
 from halter.work.verbs import Verb
@@ -172,7 +173,8 @@ def notify(agent: str, session: str, channels: Sequence[str], released: Released
         found = await released()
         words = [_deliverable(finding, found) for finding in notice.findings]
         text = "\n\n".join((notice.text, *words))
-        body = letter(notice.subject or shorten(notice.text.splitlines()[0], 120), text, agent, session)
+        subject = notice.subject or shorten(notice.text.splitlines()[0], 120)
+        body = Telling(subject=subject, text=text, session=session).body()
         wanted = [notice.channel] if notice.channel else list(channels)
         happened = tuple(
             Happening(_queued(named("n", call, channel), channel, agent, session), body) for channel in wanted
@@ -199,11 +201,6 @@ def _deliverable(finding: str, found: Mapping[str, tuple[str, str]]) -> str:
     if review == "withheld":
         raise Failed("Withheld", f"{finding} was withheld by its reviewer and is not delivered")
     return words
-
-
-def letter(subject: str, text: str, agent: str, session: str = "") -> bytes:
-    """Write down what is to be told."""
-    return msgspec.json.encode({"subject": subject, "text": text, "agent": agent, "session": session})
 
 
 def named(kind: str, *parts: str) -> str:

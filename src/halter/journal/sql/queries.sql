@@ -169,6 +169,39 @@ SELECT * FROM sessions WHERE trigger = :trigger AND ended_at IS NULL AND started
 SELECT * FROM sessions WHERE agent = :agent AND trigger <> '' AND ended_at IS NULL AND started_at > 0
 ORDER BY started_at, session;
 
+-- name: untold_ends
+-- Sessions that nobody sat before and that came to no good end, of which nobody was told.
+SELECT session, agent, state, terminal_reason, ended_at FROM sessions s
+WHERE ended_at >= :since AND state NOT IN ('COMPLETED', 'CANCELLED')
+    AND (kind = 'autonomous' OR trigger <> '' OR parent <> '')
+    AND NOT EXISTS (
+        SELECT 1 FROM notifications n WHERE n.about = 'ended:' || s.session || ':' || CAST(s.ended_at AS TEXT)
+    )
+ORDER BY ended_at, session;
+
+-- name: untold_waits
+-- What sessions that nobody sits before wait for, of which nobody was told.
+SELECT 'waiting:' || d.decision AS about, d.session, d.agent, d.about AS what, d.name FROM decisions d
+LEFT JOIN sessions s ON s.session = d.session
+WHERE d.verdict = '' AND d.about NOT IN ('', 'proposal') AND d.expires_at > :now AND s.ended_at IS NULL
+    AND (d.session = '' OR s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
+    AND NOT EXISTS (SELECT 1 FROM notifications n WHERE n.about = 'waiting:' || d.decision)
+UNION ALL
+SELECT 'asks:' || session || ':' || CAST(generation AS TEXT), session, agent, 'question', '' FROM sessions s
+WHERE state IN ('WAITING_FOR_INPUT', 'PAUSED') AND ended_at IS NULL AND owner = ''
+    AND (kind = 'autonomous' OR trigger <> '' OR parent <> '')
+    AND NOT EXISTS (
+        SELECT 1 FROM notifications n WHERE n.about = 'asks:' || s.session || ':' || CAST(s.generation AS TEXT)
+    )
+ORDER BY about;
+
+-- name: untold_items
+-- Documents that are left to people, of which nobody was told.
+SELECT i.trigger, i.item, t.agent, i.name, i.sentence FROM items i JOIN triggers t ON t.trigger = i.trigger
+WHERE i.quarantined_at >= :since AND i.ignored = 0
+    AND NOT EXISTS (SELECT 1 FROM notifications n WHERE n.about = 'quarantined:' || i.trigger || ':' || i.item)
+ORDER BY i.quarantined_at, i.item;
+
 -- name: trigger_costs
 -- What the sessions of a trigger cost that are over.
 SELECT p.session, CAST(SUM(p.usd) AS BIGINT) AS usd FROM spends p JOIN sessions s ON s.session = p.session

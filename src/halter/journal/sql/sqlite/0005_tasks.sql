@@ -101,6 +101,7 @@ CREATE TABLE notifications (
     error        TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX notifications_waiting ON notifications (next_at) WHERE sent_at IS NULL AND gave_up = 0;
+CREATE INDEX notifications_about ON notifications (about);
 CREATE INDEX notifications_queued ON notifications (queued_at);
 
 CREATE INDEX sessions_trigger ON sessions (trigger, started_at) WHERE trigger <> '';
