@@ -29,6 +29,7 @@ from halter.autonomy.triggers import (
     watch_now,
 )
 from halter.core.clock import DAY
+from halter.core.codec import decode
 from halter.core.events import ItemQuarantined, ItemSeen, RunQueued, RunsDelayed, RunSkipped, RunStarted
 from halter.core.folders import Seen
 from halter.core.ids import trigger_stream
@@ -40,6 +41,7 @@ from halter.core.rows import AgentRow, HaltRow, SessionRow
 from halter.core.schedules import Timing, parse_at
 from halter.core.task_rows import ItemRow, OutputRow, TriggerRow
 from halter.core.tasks import AnyTrigger, Schedule, Watch, trigger_id
+from halter.core.triggered import SkipReason
 from halter.core.windows import window_end
 
 Tell = Callable[[str, str], None]
@@ -48,6 +50,11 @@ Tell = Callable[[str, str], None]
 class _Cost(msgspec.Struct, frozen=True):
     session: str
     usd: int
+
+
+class _Run(msgspec.Struct, frozen=True):
+    version: int
+    facts: bytes
 
 
 class Triggers:
@@ -81,6 +88,29 @@ class Triggers:
             return None
         moments = [await self._look_at(row, switch, halts) for row in await self._rows()]
         return min((moment for moment in moments if moment is not None), default=None)
+
+    async def delivered(self, identity: str, key: str) -> str:
+        """Find the session that a delivery started before; none, if it is new."""
+        found = await self._store.ask(Query("run_by_key", _Run, {"key": key}))
+        for row in found:
+            event = decode(RunStarted.KIND, row.version, row.facts)
+            if isinstance(event, RunStarted) and event.trigger == identity:
+                return event.session
+        return ""
+
+    async def against(self, identity: str, trigger: AnyTrigger) -> tuple[SkipReason, str, int | None] | None:
+        """Tell what stands against a run that somebody asks for, and until when."""
+        switches = await self._store.ask(Query("all_agents", AgentRow))
+        switch = next((row for row in switches if row.agent == self._name), None)
+        if switch is None or not switch.switched_on:
+            return ("off", f"{self._name} is switched off: halter on {self._name}", None)
+        halts = {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow))}
+        row = TriggerRow(identity, agent=self._name)
+        halted = _halted(row, halts)
+        if halted:
+            return ("halted", halted, None)
+        empty, _ = await self._money(row, trigger)
+        return None if empty is None else ("cost_cap_reached", empty.sentence, empty.until)
 
     async def _rows(self) -> Sequence[TriggerRow]:
         return await self._store.ask(Query("triggers_of", TriggerRow, {"agent": self._name}))

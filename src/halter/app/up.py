@@ -6,12 +6,13 @@ when the agent is switched off, and gone on with when a halt is lifted.
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from halter.app.agent import assembled
+from halter.app.hooks import Hooks
 from halter.app.living import Living, Pulse, nobody
 from halter.app.most import at_most
 from halter.app.notices import Notices
@@ -45,6 +46,8 @@ FOLDERS: Final = 5 * SECOND
 """How often folders are looked through."""
 CHANCE: Final = random.SystemRandom()
 
+Serve = Callable[[Hooks], Coroutine[Any, Any, None]]
+"""Takes deliveries for webhooks, until cancelled."""
 Tell = Callable[[str, str], None]
 """Somebody who is told a sentence about an agent: its name, or none, and what is to be said."""
 
@@ -52,7 +55,14 @@ Tell = Callable[[str, str], None]
 class Up:
     """Some agents, running by themselves."""
 
-    def __init__(self, app: App, tell: Tell, pulse: Pulse = nobody, chance: random.Random = CHANCE) -> None:
+    def __init__(
+        self,
+        app: App,
+        tell: Tell,
+        pulse: Pulse = nobody,
+        chance: random.Random = CHANCE,
+        serve: Serve | None = None,
+    ) -> None:
         self.agents: dict[str, Living] = {}
         self._triggers: dict[str, Triggers] = {}
         self._app = app
@@ -60,6 +70,7 @@ class Up:
         self._tell = tell
         self._pulse = pulse
         self._chance = chance
+        self._serve = serve or _nobody_listens
         self._worker = new_worker("up", app.ids)
         self._said: dict[str, str] = {}
         self._news = asyncio.Event()
@@ -88,7 +99,9 @@ class Up:
                 ).items()
             }
             outbox = Outbox(self._app, senders)
-            await together([self._dispatch.run, self._keep, outbox.run])
+            hooks = self.hooks()
+            listening = [lambda: self._serve(hooks)] if hooks.any() else []
+            await together([self._dispatch.run, self._keep, outbox.run, *listening])
 
     async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
         """Put an agent together."""
@@ -125,6 +138,10 @@ class Up:
         if name not in await self._switches():
             person = self._app.settings.person
             await self._store.commit(switch_on(name, person, f"first/{name}", "started for the first time"))
+
+    def hooks(self) -> Hooks:
+        """Make what takes deliveries for the webhooks of these agents."""
+        return Hooks({name: living.speaking for name, living in self.agents.items()}, self._triggers)
 
     def _tasks(self) -> Mapping[str, Tasks]:
         return {name: living.speaking.agent.read.tasks for name, living in self.agents.items()}
@@ -227,6 +244,10 @@ class Up:
             self._said[name] = sentence
             if sentence:
                 self._tell(name, sentence)
+
+
+async def _nobody_listens(_: Hooks) -> None:
+    """Take no deliveries."""
 
 
 def _of_people(change: Change) -> bool:

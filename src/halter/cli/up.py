@@ -40,25 +40,42 @@ AgentsArgument = Annotated[list[Path], typer.Argument(metavar="AGENT…", help="
 NamedArgument = Annotated[str, typer.Argument(metavar="AGENT", help="An agent's name, or its folder.")]
 
 
-def up(agents: AgentsArgument, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
+def up(
+    agents: AgentsArgument,
+    *,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where webhooks are taken, if an agent has any.")
+    ] = "127.0.0.1:8765",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Run agents by themselves, in this terminal, until you interrupt it. The next start goes on where it stands.
 
     A line tells of each turn, sleep, wake and alert, and of whatever needs you. In JSON each line is one of them.
     """
     folders = [agent.parent if agent.is_file() else agent for agent in agents]
-    with_app(store, lambda app: _up(app, folders, as_json=as_json), new=True, following=True)
+    host, port = _address(listen)
+    with_app(store, lambda app: _up(app, folders, host, port, as_json=as_json), new=True, following=True)
 
 
-async def _up(app: App, folders: list[Path], *, as_json: bool) -> None:
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        fail(f"{listen!r} is no address to listen on: write it like 127.0.0.1:8765.", WRONG_USE)
+    return host.strip("[]"), int(port)
+
+
+async def _up(app: App, folders: list[Path], host: str, port: int, *, as_json: bool) -> None:
     from halter.app.up import Up
     from halter.brain.together import together
     from halter.journal.patient import PatientStore
+    from halter.server.hooks import serve
 
     store = PatientStore(app.store, app.clock)
     bus, seen = Bus(store, app.clock), dict(await heads(store))
     async with Printer() as printer:
         shows: Shows = Objects(printer, app.clock) if as_json else Lines(printer, app.clock)
-        runs = Up(app, shows.told, bus.pulse)
+        runs = Up(app, shows.told, bus.pulse, serve=lambda hooks: serve(hooks, host, port))
         if not as_json:
             printer.put(painted(HOW_TO_STOP))
 

@@ -202,6 +202,10 @@ WHERE i.quarantined_at >= :since AND i.ignored = 0
     AND NOT EXISTS (SELECT 1 FROM notifications n WHERE n.about = 'quarantined:' || i.trigger || ':' || i.item)
 ORDER BY i.quarantined_at, i.item;
 
+-- name: run_by_key
+-- The run that a write of this key started.
+SELECT version, facts FROM events WHERE key = :key AND kind = 'run_started';
+
 -- name: trigger_costs
 -- What the sessions of a trigger cost that are over.
 SELECT p.session, CAST(SUM(p.usd) AS BIGINT) AS usd FROM spends p JOIN sessions s ON s.session = p.session

@@ -1,0 +1,77 @@
+"""Webhooks over HTTP: a small server that takes deliveries and starts sessions. It needs the extra `server`."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from halter.app.hooks import Accepted, Delivery, Hooks
+from halter.core.clock import SECOND
+from halter.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+HOST: Final = "127.0.0.1"
+PORT: Final = 8765
+BEARER: Final = "bearer "
+DELIVERY: Final = "halter-delivery"
+
+
+def hooks_api(hooks: Hooks) -> "FastAPI":
+    """Make the door for deliveries: `POST /hooks/AGENT/NAME`, with a token and the name of the delivery."""
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
+
+    api = FastAPI(title="Halter webhooks", docs_url=None, redoc_url=None, openapi_url=None)
+
+    async def receive(agent: str, name: str, request: Request) -> JSONResponse:
+        said = request.headers.get("authorization", "")
+        token = said[len(BEARER) :] if said.lower().startswith(BEARER) else ""
+        body = await _body(request, hooks.most_bytes(agent, name) + 1)
+        content = request.headers.get("content-type", "")
+        delivery = Delivery(token.strip(), request.headers.get(DELIVERY, ""), content, body)
+        answer = await hooks.receive(agent, name, delivery)
+        if isinstance(answer, Accepted):
+            status = 200 if answer.repeated else 202
+            return JSONResponse({"session": answer.session, "repeated": answer.repeated}, status)
+        wait = None if answer.retry_after is None else {"Retry-After": str(max(1, answer.retry_after // SECOND))}
+        return JSONResponse({"error": answer.sentence}, answer.status, wait)
+
+    # Annotations of a function inside of another cannot be looked up by name.
+    receive.__annotations__ = {"agent": str, "name": str, "request": Request, "return": JSONResponse}
+    api.post("/hooks/{agent}/{name}", response_model=None)(receive)
+    return api
+
+
+async def _body(request: Any, most: int) -> bytes:
+    """Read a body, and of one that is too long no more than it takes to know that."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) >= most:
+            break
+    return body[:most]
+
+
+async def serve(hooks: Hooks, host: str = HOST, port: int = PORT) -> None:
+    """Take deliveries until cancelled. Raises ConfigError where the server cannot be had, or the port is taken."""
+    try:
+        import uvicorn
+
+        api = hooks_api(hooks)
+    except ImportError:
+        raise ConfigError("Webhooks need the extra `server`: pip install 'halter[server]'") from None
+
+    class Quiet(uvicorn.Server):
+        """Leaves signals to whoever runs it."""
+
+        @contextmanager
+        def capture_signals(self) -> Generator[None]:
+            yield
+
+    config = uvicorn.Config(api, host=host, port=port, log_config=None, access_log=False, lifespan="off")
+    server = Quiet(config)
+    try:
+        await server.serve()
+    except SystemExit:
+        raise ConfigError(f"Nothing can listen on {host}:{port}: another program does, or it is not allowed.") from None
