@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -166,16 +165,21 @@ async def test_a_cap_that_is_spent_takes_nothing_until_it_is_not(world: World, t
 
 
 @pytest.fixture
-async def port() -> AsyncGenerator[int]:
+def port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        yield free.getsockname()[1]
+        return free.getsockname()[1]
 
 
-async def test_over_a_real_socket_a_delivery_is_taken_once(tmp_path: Path, port: int) -> None:
-    world = World(1)
+async def test_over_a_real_socket_a_delivery_is_taken_once(world: World, tmp_path: Path, port: int) -> None:
     _, hooks = await started(world, tmp_path)
+    loop: Any = asyncio.get_running_loop()
     serving = asyncio.create_task(serve(hooks, "127.0.0.1", port))
+    with loop.outside():
+        await _knocks(port, serving)
+
+
+async def _knocks(port: int, serving: asyncio.Task[None]) -> None:
     try:
         headers = {"Authorization": f"Bearer {TOKEN}", "Halter-Delivery": "42"}
         url = f"http://127.0.0.1:{port}/hooks/desk/tickets"
@@ -203,4 +207,4 @@ async def _answered(
             return await client.post(url, headers=headers, json={"ticket": 7})
         except httpx2.ConnectError:
             assert not serving.done()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)

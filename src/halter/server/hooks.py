@@ -1,5 +1,6 @@
 """Webhooks over HTTP: a small server that takes deliveries and starts sessions. It needs the extra `server`."""
 
+import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -73,5 +74,10 @@ async def serve(hooks: Hooks, host: str = HOST, port: int = PORT) -> None:
     server = Quiet(config)
     try:
         await server.serve()
+    except asyncio.CancelledError:
+        if server.started:
+            server.force_exit = True
+            await server.shutdown()
+        raise
     except SystemExit:
         raise ConfigError(f"Nothing can listen on {host}:{port}: another program does, or it is not allowed.") from None
