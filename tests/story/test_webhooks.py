@@ -175,27 +175,27 @@ async def test_over_a_real_socket_a_delivery_is_taken_once(world: World, tmp_pat
     _, hooks = await started(world, tmp_path)
     loop: Any = asyncio.get_running_loop()
     serving = asyncio.create_task(serve(hooks, "127.0.0.1", port))
-    with loop.outside():
-        await _knocks(port, serving)
-
-
-async def _knocks(port: int, serving: asyncio.Task[None]) -> None:
     try:
-        headers = {"Authorization": f"Bearer {TOKEN}", "Halter-Delivery": "42"}
-        url = f"http://127.0.0.1:{port}/hooks/desk/tickets"
-        async with httpx2.AsyncClient(trust_env=False, timeout=10) as client:
-            answer = await _answered(client, url, headers, serving)
-            assert (answer.status_code, answer.json()) == (202, {"session": "desk.tickets-1", "repeated": False})
-            again = await client.post(url, headers=headers, json={"ticket": 7})
-            assert (again.status_code, again.json()["repeated"]) == (200, True)
-            wrong = await client.post(url, headers={**headers, "Authorization": "Bearer no"}, json={})
-            assert wrong.status_code == 401
-            large = await client.post(url, headers={**headers, "Halter-Delivery": "43"}, content=b"x" * 5_000_000)
-            assert large.status_code == 413
-            assert (await client.get(url)).status_code == 405
+        with loop.outside():
+            await _knocks(port, serving)
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _knocks(port: int, serving: asyncio.Task[None]) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}", "Halter-Delivery": "42"}
+    url = f"http://127.0.0.1:{port}/hooks/desk/tickets"
+    async with httpx2.AsyncClient(trust_env=False, timeout=10) as client:
+        answer = await _answered(client, url, headers, serving)
+        assert (answer.status_code, answer.json()) == (202, {"session": "desk.tickets-1", "repeated": False})
+        again = await client.post(url, headers=headers, json={"ticket": 7})
+        assert (again.status_code, again.json()["repeated"]) == (200, True)
+        wrong = await client.post(url, headers={**headers, "Authorization": "Bearer no"}, json={})
+        assert wrong.status_code == 401
+        large = await client.post(url, headers={**headers, "Halter-Delivery": "43"}, content=b"x" * 5_000_000)
+        assert large.status_code == 413
+        assert (await client.get(url)).status_code == 405
 
 
 async def _answered(
