@@ -11,6 +11,7 @@ from halter.app.tasking import given
 from halter.brain.loop import NOBODY, Loop, Watching
 from halter.brain.running import Waits
 from halter.config.pacing import recorded
+from halter.config.tasks import recorded_tasks
 from halter.core.errors import ConfigError
 from halter.core.events import ContextGiven, PhaseEntered, SessionStarted
 from halter.core.ids import SessionId
@@ -43,7 +44,13 @@ async def beginning(speaking: Speaking, kind: SessionKind, session: str) -> tupl
     """Put together how a session begins: what defines it, what people kept of earlier ones, and its first phase."""
     speaking.demand_model()
     agent, store = speaking.agent, speaking.store
-    said = {"policy": agent.policy, "mind": agent.read.mind, "pacing": recorded(agent.read.pacing)}
+    read = agent.read
+    said = {
+        "policy": agent.policy,
+        "mind": read.mind,
+        "pacing": recorded(read.pacing),
+        "tasks": recorded_tasks(read.tasks),
+    }
     event = SessionStarted(
         session=session,
         agent=agent.policy.name,

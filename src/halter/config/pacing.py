@@ -72,15 +72,17 @@ def recorded(pacing: Pacing) -> Pacing:
 
 def _without_keys(sensor: Sensor) -> Sensor:
     source = sensor.source
-    headers = {name: _references(value) or HIDDEN for name, value in source.headers.items()}
-    return replace(sensor, source=replace(source, headers=headers, url=_without_query(source.url)))
+    headers = {name: references(value) or HIDDEN for name, value in source.headers.items()}
+    return replace(sensor, source=replace(source, headers=headers, url=without_query(source.url)))
 
 
-def _references(value: str) -> str:
+def references(value: str) -> str:
+    """Keep of a text only the secrets that it names."""
     return " ".join(f"${{secret:{name}}}" for name in sorted(secret_names(value.encode())))
 
 
-def _without_query(url: str | UnsetType) -> str | UnsetType:
+def without_query(url: str | UnsetType) -> str | UnsetType:
+    """Keep of an address all but its query, which may hold a key."""
     if url is UNSET:
         return url
     parts = urlsplit(url)

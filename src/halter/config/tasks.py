@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from halter.config.both import Both, either
 from halter.config.channels import CHANNELS, misled
 from halter.config.fleet import Fleet
 from halter.config.load import KeyPath, Wrong
+from halter.config.pacing import HIDDEN, references, without_query
 from halter.config.resolve import walk
 from halter.config.sensors import unlisted
 from halter.config.shape import dotted
@@ -47,6 +49,18 @@ def read_tasks(fleet: Fleet, agent: Agent, folder: Path | None) -> Tasks:
         verbs=_verbs(spec),
         idle_halt=round(spec.idle_halt_minutes * MINUTE),
     )
+
+
+def recorded_tasks(tasks: Tasks) -> Tasks:
+    """Take out what may be a key, or somebody's name, so that it can be written down as a part of a definition."""
+    channels = tuple(_without_keys(channel) for channel in tasks.notify.channels)
+    hidden = None if tasks.anonymize is None else (HIDDEN,) * len(tasks.anonymize)
+    return msgspec.structs.replace(tasks, notify=replace(tasks.notify, channels=channels), anonymize=hidden)
+
+
+def _without_keys(channel: Channel) -> Channel:
+    headers = {name: references(value) or HIDDEN for name, value in channel.headers.items()}
+    return replace(channel, headers=headers, url=without_query(channel.url))
 
 
 def judging_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
