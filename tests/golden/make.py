@@ -1,4 +1,4 @@
-"""Writes the golden journal of a version: `python tests/golden/make.py 0.4.0`.
+"""Writes the golden journal of a version: `python tests/golden/make.py 0.5.0`.
 
 It is run once, when a version is finished, and its files are committed. They are never written again: whatever
 comes later must be able to read them.
@@ -26,30 +26,61 @@ from halter.core.events import (
     CallSettled,
     CallStarted,
     ContextCut,
+    ContextGiven,
     DecisionAsked,
     DecisionMade,
+    DocumentRead,
+    FindingEmitted,
+    FindingReviewed,
     GuardrailTriggered,
     HaltLifted,
     HaltRequested,
     HotStateSeen,
+    ItemQuarantined,
+    ItemReleased,
+    ItemSeen,
+    JudgesChosen,
+    MemoryProposed,
     MessageAdded,
+    MessageRouted,
+    NotificationFailed,
+    NotificationQueued,
+    NotificationSent,
+    PhaseEntered,
+    PrecedentProposed,
+    ProposalDecided,
     RequestRefused,
     RequestSettled,
     RequestStarted,
     RuleEnded,
     RuleMade,
+    RunQueued,
+    RunsDelayed,
+    RunSkipped,
+    RunStarted,
     SensorChanged,
     SessionParked,
     SessionStarted,
     SessionWoken,
     ToolPinned,
+    TriggerEnded,
+    TriggerMade,
     TurnEnded,
     TurnSkipped,
     TurnStarted,
     WakePosted,
     Yielded,
 )
-from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, inbox_stream, session_stream
+from halter.core.ids import (
+    FLEET,
+    OUTBOX,
+    SessionId,
+    StreamId,
+    WorkerId,
+    inbox_stream,
+    session_stream,
+    trigger_stream,
+)
 from halter.core.limits import Caps, Spender, accounts
 from halter.core.messages import Reply, Text, ToolCall, user
 from halter.core.money import Charge, Leg
@@ -57,6 +88,8 @@ from halter.core.ports import Draft, Stored, Write, said
 from halter.core.project import rows_of_hold
 from halter.core.row import RowKey
 from halter.core.rows import AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow
+from halter.core.task_project import rows_of_event
+from halter.core.task_rows import OutputRow
 from halter.core.usage import Usage
 from halter.drills.plan import plan
 from halter.drills.workload import Told, Workload
@@ -94,6 +127,7 @@ async def fill(path: Path) -> JournalStore:
     await guarded(store, clock)
     await talked(store, clock)
     await ran(store, clock)
+    await tasked(store, clock)
     return store
 
 
@@ -177,6 +211,71 @@ async def ran(store: JournalStore, clock: ManualClock) -> None:
         await store.commit(Write(stream, f"{number}", lambda _, draft=draft: [draft], (), lease))
     clock.advance(SECOND)
     await store.commit(switch_off("watch", [], "ada", "off", "lunch"))
+
+
+async def tasked(store: JournalStore, clock: ManualClock) -> None:
+    """Let triggers start sessions, skip and give up, and let a session leave everything behind that it can."""
+    session, trigger = SessionId("desk.inbox-1"), "desk/inbox"
+    event = SessionStarted(
+        session=session, agent="desk", kind="task", started_by="trigger:desk/inbox", origin="config", trigger=trigger,
+        folder="x",
+    )  # fmt: skip
+    for number, happened in enumerate(TRIGGERED):
+        clock.advance(SECOND)
+        rows, draft = rows_of_event(happened), Draft(happened, b"{}" if isinstance(happened, TriggerMade) else None)
+        await store.commit(Write(trigger_stream(trigger), f"t{number}", lambda _, draft=draft: [draft], rows))
+    await store.commit(life.start(event, b"Review it.", None, [Draft(PhaseEntered(phase="intake", number=0))]))
+    (lease,) = await store.claim(WorkerId("worker of desk.inbox-1"), 1, session)
+    for number, (left, body) in enumerate(LEFT):
+        clock.advance(SECOND)
+        draft, rows = Draft(left, body), [*rows_of_event(left), (OutputRow, ("desk", "d9"))]
+        await store.commit(Write(session_stream(session), f"l{number}", lambda _, draft=draft: [draft], rows, lease))
+    await store.commit(life.end(lease, "COMPLETED", "completed"))
+    for number, (stream, said_later) in enumerate(LATER):
+        clock.advance(SECOND)
+        draft, rows = Draft(said_later), rows_of_event(said_later)
+        await store.commit(Write(stream, f"later{number}", lambda _, draft=draft: [draft], rows))
+
+
+TRIGGERED: list[AnyEvent] = [
+    TriggerMade(trigger="desk/inbox", agent="desk", type="watch", by="agent.yaml", digest="x"),
+    ItemSeen(trigger="desk/inbox", item="a1", name="a.md", size=7),
+    ItemSeen(trigger="desk/inbox", item="b1", name="b.md", ignored=True),
+    RunStarted(trigger="desk/inbox", session="desk.inbox-1", cause="watch", item="a1"),
+    RunSkipped(trigger="desk/inbox", why="overlap", due_at=START, count=2, sentence="Still at work."),
+    RunQueued(trigger="desk/inbox", due_at=START + SECOND),
+    RunsDelayed(trigger="desk/inbox", why="cost_cap_reached", waiting=3, sentence="Spent.", until=START + DAY),
+    ItemQuarantined(trigger="desk/inbox", item="a1", attempts=3, sentence="It failed three times."),
+    ItemReleased(trigger="desk/inbox", item="a1", by="ada"),
+    TriggerEnded(trigger="desk/inbox", by="ada", reason="enough"),
+]
+LEFT: list[tuple[AnyEvent, bytes | None]] = [
+    (ContextGiven(memories=("m-0",), precedents=("p-0",)), b"What people want you to remember:"),
+    (DocumentRead(document="a1", name="a.md", collection="inbox"), None),
+    (FindingEmitted(finding="f-1", agent="desk", severity="high", support="supported", document="a1", name="a.md"),
+     b'{"title":"No cap","severity":"high"}'),
+    (PhaseEntered(phase="ethics_review", number=3, turn=1), None),
+    (JudgesChosen(wanted=3, chosen=1, items=1, usd=5, cap=10, sentence="One judges."), None),
+    (FindingReviewed(finding="f-1", verdict="released", judges=("m",)), b"m: released"),
+    (MemoryProposed(memory="m-1", agent="desk"), b"The office is closed on mondays."),
+    (PrecedentProposed(precedent="p-1", agent="desk", kind="liability"), b"No cap was agreed."),
+    (PrecedentProposed(precedent="p-1", agent="desk", kind="liability"), b"No cap was agreed, again."),
+    (NotificationQueued(notification="n-1", channel="in_app", agent="desk", about="session:desk.inbox-1"),
+     b'{"subject":"No cap"}'),
+    (RequestStarted(request="r9", model="m", purpose="judge", anonymized={"email": 2}), None),
+    (RequestSettled(request="r9", outcome="ok", usage=Usage(10, 2)), None),
+    (CallStarted(call="c9", tool="write_file", writes=("d9",)), b"{}"),
+    (CallSettled(call="c9", outcome="ok"), b"done"),
+    (GuardrailTriggered(guardrail="idle_halt", sentence="It did nothing for 5m."), None),
+]  # fmt: skip
+LATER: list[tuple[StreamId, AnyEvent]] = [
+    (OUTBOX, NotificationFailed(notification="n-1", attempts=1, error="no", next_at=START + DAY)),
+    (OUTBOX, NotificationSent(notification="n-1", attempts=2)),
+    (FLEET, ProposalDecided(proposal="m-1", about="memory", status="kept", by="ada")),
+    (FLEET, ProposalDecided(proposal="p-1", about="precedent", status="dismissed", by="ada")),
+    (FLEET, ProposalDecided(proposal="f-1", about="finding", status="kept", by="ada")),
+    (FLEET, MessageRouted(route="strategy", strategy="GOAL", why="The agent has tools.")),
+]
 
 
 def at_rest(event: SessionParked, now: int) -> SessionParked:
