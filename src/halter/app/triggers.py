@@ -60,13 +60,15 @@ class _Run(msgspec.Struct, frozen=True):
 class Triggers:
     """Looks after the triggers of one agent."""
 
-    def __init__(self, speaking: Speaking, folder: Path, tell: Tell) -> None:
+    def __init__(self, speaking: Speaking, folder: Path, tell: Tell, left: Callable[[], None] = lambda: None) -> None:
+        """`left` is told when something is left to people."""
         self._speaking = speaking
         self._store = speaking.store
         self._clock = speaking.app.clock
         self._name = speaking.agent.policy.name
         self._library = speaking.agent.library or Library(speaking.store, folder)
         self._tell = tell
+        self._left_to_people = left
         self._made: dict[tuple[str, int], Made | None] = {}
         self._stable: dict[tuple[str, str], tuple[Seen, int]] = {}
         self._told: dict[str, str] = {}
@@ -239,6 +241,7 @@ class Triggers:
             case Quarantine(item, sentence):
                 event = ItemQuarantined(trigger=identity, item=item.item, attempts=item.attempts, sentence=sentence)
                 await self._store.commit(runs.tell(identity, f"quarantine/{item.item}/{item.session}", event))
+                self._left_to_people()
             case Delay(why, waiting, sentence, until):
                 if (sentence, until) != (row.delayed, row.delayed_until):
                     event = RunsDelayed(trigger=identity, why=why, waiting=waiting, sentence=sentence, until=until)
@@ -290,6 +293,8 @@ class Triggers:
             self._say(f"{identity} {name}", known.problem)
             return False
         await self._store.commit(self._seen(identity, known.document, name, seen, known.problem, ignored=ignored))
+        if known.problem:
+            self._left_to_people()
         return True
 
     def _seen(self, identity: str, item: str, name: str, seen: Seen, problem: str, *, ignored: bool) -> Write:

@@ -119,7 +119,7 @@ class Up:
         for sentence in (most, *agent.left_out, *unwritten(agent.read.pacing)):
             self._tell(name, sentence)
         self.agents[name] = Living(speaking, folder, self._pulse)
-        self._triggers[name] = Triggers(speaking, folder, self._tell)
+        self._triggers[name] = Triggers(speaking, folder, self._tell, self._waits)
         await self._switch_on_first(name)
 
     def _demand_autonomy(self, speaking: Speaking, folder: Path) -> None:

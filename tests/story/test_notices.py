@@ -1,0 +1,129 @@
+"""People are told of what was halted, failed, waits for them or is left to them: once, and after it is so."""
+
+from pathlib import Path
+
+from autonomous import Fleet
+
+from halter.app.up import turn_off
+from halter.core.clock import HOUR, MINUTE
+from halter.core.events import NotificationQueued
+from halter.core.ids import OUTBOX
+from halter.core.ports import Query, said
+from halter.core.task_rows import NotificationRow
+from halter.core.telling import telling_of
+from halter.testing.world import World
+
+DESK = """
+autonomy: {enabled: false}
+model: scripted
+script: replies.yaml
+schedules: [{name: hourly, every: 1h, prompt: Look at the desk.}]
+"""
+FAILS = "- {repeat: true, fails: {kind: Refused, message: I would rather not}}\n"
+WIPES = """
+- {when: Look at the desk, calls: [{tool: wipe, arguments: {}}]}
+- {repeat: true, text: Done.}
+"""
+ASKS = """
+- {when: Look at the desk, calls: [{tool: ask_user, arguments: {question: Which desk?}}]}
+- {repeat: true, text: Done.}
+"""
+TOOLS = """
+from halter import tool
+
+@tool(level="RESTRICTED", effect="write")
+def wipe() -> str:
+    '''Wipe the desk.'''
+    return "wiped"
+"""
+
+
+async def told(world: World) -> list[tuple[str, str]]:
+    """What people are told by the runtime itself: over which channel, and with which subject."""
+    events = [stored for stored in await world.events(OUTBOX) if isinstance(stored.event, NotificationQueued)]
+    return [
+        (stored.event.channel, telling_of(await said(world.journal, stored)).subject)
+        for stored in events
+        if isinstance(stored.event, NotificationQueued)
+    ]
+
+
+async def test_a_session_that_failed_is_told_of_once_also_by_the_next_process(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    folder = fleet.agent("desk", DESK, replies_yaml=FAILS)
+    task = fleet.start(folder)
+    await world.advance(90 * MINUTE)
+    assert [row.state for row in await fleet.sessions("desk")] == ["ERROR"]
+    assert await told(world) == [("in_app", "desk: a session failed")]
+    (row,) = await world.journal.ask(Query("all_notifications", NotificationRow))
+    assert row.sent_at is not None
+    task.cancel()
+    fleet.start(folder)
+    await world.advance(20 * MINUTE)
+    assert len(await told(world)) == 1
+
+
+async def test_whoever_died_before_the_word_was_out_leaves_it_to_the_next(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    folder = fleet.agent("desk", DESK + "notify: {on: []}\n", replies_yaml=FAILS)
+    task = fleet.start(folder)
+    await world.advance(90 * MINUTE)
+    assert await told(world) == []
+    task.cancel()
+    fleet.agent("desk", DESK, replies_yaml=FAILS)
+    fleet.start(folder)
+    await world.advance(MINUTE)
+    assert await told(world) == [("in_app", "desk: a session failed")]
+
+
+async def test_a_session_that_waits_for_an_approval_is_told_of(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    fleet.start(fleet.agent("desk", DESK, TOOLS, replies_yaml=WIPES))
+    await world.advance(HOUR + MINUTE)
+    assert [row.state for row in await fleet.sessions("desk")] == ["WAITING_FOR_APPROVAL"]
+    assert await told(world) == [("in_app", "desk needs you")]
+
+
+async def test_a_task_that_asks_a_question_is_told_of(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    fleet.start(fleet.agent("desk", DESK, replies_yaml=ASKS))
+    await world.advance(HOUR + MINUTE)
+    assert [row.state for row in await fleet.sessions("desk")] == ["WAITING_FOR_INPUT"]
+    assert await told(world) == [("in_app", "desk needs you")]
+
+
+async def test_a_session_that_was_halted_is_told_of_over_every_channel(world: World, tmp_path: Path) -> None:
+    channels = """
+notify:
+  channels:
+    - {name: app, type: in_app}
+    - {name: also, type: in_app}
+"""
+    fleet = Fleet(world, tmp_path)
+    fleet.start(fleet.agent("desk", DESK + channels, TOOLS, replies_yaml=WIPES))
+    await world.advance(HOUR + MINUTE)
+    await turn_off(fleet.app, "desk")
+    await world.advance(MINUTE)
+    assert [row.state for row in await fleet.sessions("desk")] == ["HALTED"]
+    assert (await told(world))[2:] == [("app", "desk: a session was halted"), ("also", "desk: a session was halted")]
+
+
+async def test_a_document_that_cannot_be_read_is_told_of_and_the_watch_lives_on(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    watch = DESK.replace("schedules: [{name: hourly, every: 1h", "watches: [{name: inbox, path: inbox")
+    folder = fleet.agent("desk", watch, replies_yaml="- {repeat: true, text: Read.}\n")
+    (folder / "inbox").mkdir()
+    (folder / "inbox" / "broken.pdf").write_bytes(b"%PDF-1.4 not really")
+    fleet.start(folder)
+    await world.advance(MINUTE)
+    assert await told(world) == [("in_app", "desk: a document is left to you (broken.pdf)")]
+    (folder / "inbox" / "fine.txt").write_text("Hello.")
+    await world.advance(MINUTE)
+    assert [row.state for row in await fleet.sessions("desk")] == ["COMPLETED"]
+
+
+async def test_what_an_agents_file_does_not_want_to_be_told_is_not_told(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    fleet.start(fleet.agent("desk", DESK + "notify: {on: [waiting]}\n", replies_yaml=FAILS))
+    await world.advance(90 * MINUTE)
+    assert await told(world) == []
