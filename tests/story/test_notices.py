@@ -113,10 +113,10 @@ async def test_a_document_that_cannot_be_read_is_told_of_and_the_watch_lives_on(
     watch = DESK.replace("schedules: [{name: hourly, every: 1h", "watches: [{name: inbox, path: inbox")
     folder = fleet.agent("desk", watch, replies_yaml="- {repeat: true, text: Read.}\n")
     (folder / "inbox").mkdir()
-    (folder / "inbox" / "broken.pdf").write_bytes(b"%PDF-1.4 not really")
+    (folder / "inbox" / "empty.txt").write_bytes(b"")
     fleet.start(folder)
     await world.advance(MINUTE)
-    assert await told(world) == [("in_app", "desk: a document is left to you (broken.pdf)")]
+    assert await told(world) == [("in_app", "desk: a document is left to you (empty.txt)")]
     (folder / "inbox" / "fine.txt").write_text("Hello.")
     await world.advance(MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["COMPLETED"]
