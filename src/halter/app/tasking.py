@@ -39,6 +39,10 @@ IN_APP: Final = "in_app"
 """The channel that is always there: what is told over it stands in the store, and `halter inbox` shows it."""
 
 
+MOST_KEPT: Final = 100
+"""So many memories, the newest, and so many precedents, the most frequent, a session is given."""
+
+
 class FoundRow(msgspec.Struct, frozen=True):
     """A finding as it stands in the store, with its words where they are still there."""
 
@@ -175,8 +179,8 @@ async def _whole(store: Store, row: FoundRow) -> FoundRow:
 
 async def given(store: Store, agent: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Put together what people kept of earlier sessions: the names of it all, and the words."""
-    memories = await store.ask(Query("kept_memories", _Memory, {"agent": agent}))
-    precedents = await store.ask(Query("kept_precedents", _Precedent, {"agent": agent}))
+    memories = (await store.ask(Query("kept_memories", _Memory, {"agent": agent})))[-MOST_KEPT:]
+    precedents = (await store.ask(Query("kept_precedents", _Precedent, {"agent": agent})))[:MOST_KEPT]
     lines = [f"- {await _said(store, row.body, row.blob)} ({row.memory})" for row in memories]
     cases = [
         f"- {row.kind}: {await _said(store, row.body, row.blob)} (seen {row.observed_count} times, {row.precedent})"

@@ -22,14 +22,15 @@ from halter.app.speaking import Speaking
 from halter.app.thinking import models_of
 from halter.app.triggers import Triggers
 from halter.autonomy.upkeep import RESTS, Attend, Begin, Nothing, Reopen, Stop, upkeep
-from halter.brain.together import heard, together, until
+from halter.brain.together import demand_wanted, heard, together, until
 from halter.config.pacing import unwritten
 from halter.core.clock import MINUTE, SECOND
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, LeaseLost
 from halter.core.ids import FLEET, SessionId, new_worker
 from halter.core.ports import EVERY_STREAM, Change, Lease, Query
 from halter.core.rows import FREE, AgentRow, HaltRow, SessionRow
 from halter.core.tasks import Tasks
+from halter.core.text import clean, shorten
 from halter.dispatch.embedded import Embedded
 from halter.dispatch.tending import tended
 from halter.guard.halts import halt
@@ -186,12 +187,24 @@ class Up:
                     if living.autonomous and await self._look_after(living, starting=starting):
                         # Somebody may have switched it off at that very moment.
                         await self._look_after(living)
-                    moments += await self._trigger(living.name)
+                    moments += await self._triggered(living.name)
                 if starting or self._tellable or self._app.clock.now() >= self._told_at + TELL:
                     self._tellable, self._told_at = False, self._app.clock.now()
                     await self._notices.look()
                 starting = False
                 await until(self._news, max(0, min([LOOK, *(at - self._app.clock.now() for at in moments)])))
+
+    async def _triggered(self, name: str) -> Sequence[int]:
+        """Look after the triggers of one agent; what breaks down over them is told, and stops no other agent."""
+        try:
+            return await self._trigger(name)
+        except LeaseLost:
+            return ()
+        except Exception as error:  # noqa: BLE001  whatever it is, nobody else may suffer from it
+            demand_wanted()
+            told = self._redacted(clean(f"{type(error).__name__}: {error}"))
+            self._say(f"{name} ", f"Its triggers could not be looked after, which is tried again: {shorten(told, 300)}")
+            return ()
 
     async def _trigger(self, name: str) -> Sequence[int]:
         """Start what is due for an agent, and end what was halted while it rested; tell when to look again."""
@@ -243,7 +256,7 @@ class Up:
         if self._said.get(name) != sentence:
             self._said[name] = sentence
             if sentence:
-                self._tell(name, sentence)
+                self._tell(name.strip(), sentence)
 
 
 async def _nobody_listens(_: Hooks) -> None:
