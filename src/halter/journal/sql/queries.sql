@@ -247,3 +247,7 @@ SELECT (SELECT COUNT(*) FROM events) AS events, (SELECT COUNT(*) FROM streams) A
 -- name: meta
 -- What the store says of itself.
 SELECT name, value FROM meta ORDER BY name;
+
+-- name: children_of
+-- The sub-sessions of a session, the oldest first.
+SELECT * FROM sessions WHERE parent = :session ORDER BY started_at, session;
