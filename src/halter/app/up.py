@@ -28,10 +28,12 @@ from halter.core.ports import EVERY_STREAM, Change, Lease, Query
 from halter.core.rows import FREE, AgentRow, HaltRow, SessionRow
 from halter.dispatch.embedded import Embedded
 from halter.dispatch.tending import tended
+from halter.dispatch.watchdog import Patience
 from halter.guard.halts import halt
 from halter.guard.switches import switch_off, switch_on
 from halter.journal.patient import PatientStore
 from halter.state import life
+from halter.state.session import InFlight
 
 LOOK: Final = 30 * SECOND
 """How often it looks by itself: words of people are heard of at once, but hints may be lost."""
@@ -61,6 +63,7 @@ class Up:
         self._dispatch = Embedded(
             self._store, app.clock, self._worker, self._attend, self._names, redact=self._redacted
         )
+        self._dispatch.patience = Patience(lambda agent: self.agents[agent].idle_halt, self._allowed)
 
     async def run(self, folders: Sequence[Path]) -> None:
         """Run the agents of these folders until cancelled. One that cannot be used is told of; the others run."""
@@ -122,6 +125,9 @@ class Up:
         for living in self.agents.values():
             text = living.speaking.gatehouse().redacted(text)
         return text
+
+    def _allowed(self, agent: str, flight: InFlight) -> int:
+        return self.agents[agent].allowed(flight)
 
     async def _attend(self, lease: Lease) -> None:
         row = await self._row(lease.session)
