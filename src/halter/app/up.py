@@ -212,12 +212,12 @@ def _of_people(change: Change) -> bool:
 
 
 async def turn_on(app: App, agent: str, reason: str = "") -> None:
-    """Switch an agent on, and let go on what a breakdown had left to a person."""
+    """Switch an agent on, and let go on what was paused: what a breakdown left to a person, or what did nothing."""
     store = PatientStore(app.store, app.clock)
     committed = await store.commit(switch_on(agent, app.settings.person, app.ids.new(), reason))
     if not committed.events:
         raise ConfigError("Only a person switches an agent on, and this was started by an agent.")
-    for row in await _open(app, agent):
+    for row in (*await _open(app, agent), *await open_tasks(app, agent)):
         if row.state == "PAUSED":
             await store.commit(life.message(row.session, app.ids.new(), b"", app.settings.person))
 
