@@ -1,6 +1,6 @@
 """A report as a message: short, whole lines, what needs somebody first."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halter.app.report import AgentReport, CapLine, Report
@@ -36,6 +36,7 @@ def test_what_needs_somebody_comes_first_and_is_counted_in_the_subject() -> None
     assert told.text.splitlines()[:3] == ["Needs you:", "- halter approve d1", "- halter resume fleet"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=3000), max_size=40), st.integers(0, 40))
 def test_a_message_is_never_longer_than_it_may_be(needs: list[str], agents: int) -> None:
     assert len(message_of(made(*needs, agents=agents)).text) <= MOST
