@@ -31,7 +31,8 @@ from halter.guard.purse import Purse
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 from halter.settings import Settings, read_settings
-from halter.state.receipt import Line, receipt
+from halter.state.receipt import receipt
+from halter.state.receipt_lines import Line
 
 AGENT: Final = """
 name: watch

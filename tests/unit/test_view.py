@@ -2,7 +2,8 @@
 
 import pytest
 
-from halter.cli.view import LOOK, NEEDED, PLAIN, View
+from halter.cli.styles import LOOK, NEEDED, PLAIN
+from halter.cli.view import View
 from halter.core.acts import CallRefused, CallSettled, CallStarted, CostCapReached, RequestSettled
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import (

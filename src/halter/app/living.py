@@ -18,7 +18,10 @@ from halter.core.ids import SessionId
 from halter.core.messages import StreamChunk
 from halter.core.ports import Lease, Stored
 from halter.core.rows import SessionRow
+from halter.core.tools import TIMEOUT
 from halter.dispatch.embedded import quarantine
+from halter.guard.request import TIMEOUT as REQUEST_TIMEOUT
+from halter.state.session import InFlight
 from halter.work.conversation import Came
 
 REMEMBERED: Final = 50
@@ -54,6 +57,21 @@ class Living:
     def autonomous(self) -> bool:
         """Tell whether the agent runs by itself, beside what is triggered."""
         return self.speaking.agent.read.pacing.autonomy.enabled
+
+    @property
+    def idle_halt(self) -> int:
+        """How long one of its sessions may run and do nothing."""
+        return self.speaking.agent.read.tasks.idle_halt
+
+    def allowed(self, flight: InFlight) -> int:
+        """Tell how long something that a session has under way may take: a call its tool's time, a request its own.
+
+        A verb may take longer than that, by what it does inside; and that is under way by itself.
+        """
+        if not flight.is_call:
+            return REQUEST_TIMEOUT
+        tool = self.speaking.agent.tools.get(flight.name)
+        return TIMEOUT if tool is None else tool.spec.timeout
 
     async def begin(self, number: int) -> SessionId:
         """Begin the agent's session of that number; one that was begun before stays as it is."""

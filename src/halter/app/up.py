@@ -33,10 +33,12 @@ from halter.core.tasks import Tasks
 from halter.core.text import clean, shorten
 from halter.dispatch.embedded import Embedded
 from halter.dispatch.tending import tended
+from halter.dispatch.watchdog import Patience
 from halter.guard.halts import halt
 from halter.guard.switches import switch_off, switch_on
 from halter.journal.patient import PatientStore
 from halter.state import life
+from halter.state.session import InFlight
 
 LOOK: Final = 30 * SECOND
 """How often it looks by itself: words of people are heard of at once, but hints may be lost."""
@@ -81,6 +83,7 @@ class Up:
         self._dispatch = Embedded(
             self._store, app.clock, self._worker, self._attend, self._names, redact=self._redacted
         )
+        self._dispatch.patience = Patience(lambda agent: self.agents[agent].idle_halt, self._allowed)
 
     async def run(self, folders: Sequence[Path]) -> None:
         """Run the agents of these folders until cancelled. One that cannot be used is told of; the others run."""
@@ -159,6 +162,9 @@ class Up:
         for living in self.agents.values():
             text = living.speaking.gatehouse().redacted(text)
         return text
+
+    def _allowed(self, agent: str, flight: InFlight) -> int:
+        return self.agents[agent].allowed(flight)
 
     async def _attend(self, lease: Lease) -> None:
         row = await self._row(lease.session)
@@ -268,12 +274,12 @@ def _of_people(change: Change) -> bool:
 
 
 async def turn_on(app: App, agent: str, reason: str = "") -> None:
-    """Switch an agent on, and let go on what a breakdown had left to a person."""
+    """Switch an agent on, and let go on what was paused: what a breakdown left to a person, or what did nothing."""
     store = PatientStore(app.store, app.clock)
     committed = await store.commit(switch_on(agent, app.settings.person, app.ids.new(), reason))
     if not committed.events:
         raise ConfigError("Only a person switches an agent on, and this was started by an agent.")
-    for row in await _open(app, agent):
+    for row in (*await _open(app, agent), *await open_tasks(app, agent)):
         if row.state == "PAUSED":
             await store.commit(life.message(row.session, app.ids.new(), b"", app.settings.person))
 

@@ -52,8 +52,11 @@ class Kept:
 
 
 @contextmanager
-def sink(target: str, *, append: bool) -> Generator[Sink]:
-    """Open what was named; a file is begun anew unless something goes on in it."""
+def sink(target: str, *, append: bool, private: bool = False) -> Generator[Sink]:
+    """Open what was named; a file is begun anew unless something goes on in it.
+
+    A new file is for its owner alone; one that was there before becomes so if it is to be `private`.
+    """
     if target == OUTPUT:
         yield Printed()
         return
@@ -64,9 +67,22 @@ def sink(target: str, *, append: bool) -> Generator[Sink]:
     except (OSError, ValueError) as error:
         raise _unwritable(target, error) from error
     with file:
+        if private and stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fchmod(file.fileno(), 0o600)
         if cut_short:
             _write_all(file, b"\n")
         yield Kept(file, target)
+
+
+def write_private(path: str, text: str) -> None:
+    """Write a whole file that only its owner may read."""
+    try:
+        with FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                os.fchmod(file.fileno(), 0o600)
+            _write_all(file, text.encode())
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
 
 
 def _write_all(file: FileIO, data: bytes) -> None:

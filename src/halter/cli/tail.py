@@ -96,5 +96,5 @@ def line(stored: Stored) -> str:
     """Write an event on one line: when, where, and what matters in it."""
     at = datetime.fromtimestamp(stored.at / SECOND, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
     session = session_of(stored.stream)
-    where = (session or stored.stream)[:_SHORT] + ("/in" if is_inbox(stored.stream) else "")
+    where = (session or stored.stream.removeprefix("trigger:"))[:_SHORT] + ("/in" if is_inbox(stored.stream) else "")
     return f"{at} {where:<{_SHORT + 3}} {stored.seq:>4} {stored.kind:<17} {told(stored.event)}".rstrip()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from halter.cli.moments import written
+from halter.cli.told_tasks import in_words as words_of_a_task
 from halter.cli.told_tasks import of_a_task, of_a_trigger, of_what_is_left
 from halter.core.durations import shown_duration
 from halter.core.events import (
@@ -22,6 +23,7 @@ from halter.core.events import (
     DecisionAsked,
     DecisionMade,
     DocumentRead,
+    FindingEmitted,
     GuardrailTriggered,
     HaltLifted,
     HaltRequested,
@@ -30,6 +32,7 @@ from halter.core.events import (
     Leaving,
     MessageAdded,
     MessageRouted,
+    NotificationQueued,
     OfTriggers,
     OverrunIncurred,
     PhaseEntered,
@@ -74,6 +77,8 @@ def in_words(event: AnyEvent | Unknown, body: bytes) -> str:
                 return _parts(msgspec.json.decode(body, type=Reply).parts)
             case RequestStarted():
                 return ""
+            case FindingEmitted() | NotificationQueued():
+                return words_of_a_task(body) or from_body(body)
             case _:
                 return from_body(body)
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -1,5 +1,7 @@
 """What events of triggers and tasks say, in a few words for a person."""
 
+import msgspec
+
 from halter.cli.moments import written
 from halter.core.events import (
     ContextGiven,
@@ -91,6 +93,35 @@ def of_a_trigger(event: OfTriggers) -> str:
             return f"{event.item[:16]} after {event.attempts} attempts{_because(event.sentence)}"
         case ItemReleased():
             return f"{event.item[:16]}, by {event.by}"
+
+
+class _Words(msgspec.Struct, frozen=True):
+    """What findings and notifications say, as far as a person is shown it."""
+
+    title: str = ""
+    subject: str = ""
+    text: str = ""
+    quote: str = ""
+
+
+def title_of(body: bytes) -> str:
+    """Find the title of a finding, or the subject of a notification; nothing where it cannot be read."""
+    words = _words(body)
+    return words.title or words.subject
+
+
+def in_words(body: bytes) -> str:
+    """Say all that a finding or a notification says, each part on lines of its own."""
+    words = _words(body)
+    parts = (words.title or words.subject, words.text, f'"{words.quote}"' if words.quote else "")
+    return "\n".join(part for part in parts if part)
+
+
+def _words(body: bytes) -> _Words:
+    try:
+        return msgspec.json.decode(body, type=_Words)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return _Words()
 
 
 def _because(reason: str) -> str:

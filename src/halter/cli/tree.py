@@ -11,11 +11,13 @@ from halter.cli import (
     decide,
     doctor,
     drill,
+    exporting,
     init,
     journal,
     look,
     play,
     receipt,
+    report,
     rules,
     schema,
     steer,
@@ -41,7 +43,7 @@ def tree() -> typer.Typer:
 _PANELS = {
     "Run": (init.init, talk.run, talk.chat, play.play),
     "Run by themselves": (up.up, up.on, up.off),
-    "Look": (look.sessions, look.show, tail.tail, receipt.receipt),
+    "Look": (look.sessions, look.show, tail.tail, receipt.receipt, report.report, exporting.export),
     "Steer": (decide.inbox, decide.approve, decide.deny, steer.halt, steer.resume, steer.cancel),
     "Trust": (play.trust, audit.audit, journal.verify, journal.erase, drill.drill, doctor.doctor, schema.schema),
 }

@@ -25,7 +25,8 @@ from halter.cli.command import (
 )
 from halter.cli.look import as_object
 from halter.cli.printer import Printer
-from halter.cli.view import LOOK, Line, View
+from halter.cli.styles import LOOK, Line
+from halter.cli.view import View
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, session_of

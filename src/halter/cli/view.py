@@ -7,6 +7,8 @@ import msgspec
 from halter.brain.turn import ASK_USER, YIELD
 from halter.cli.answer import counted
 from halter.cli.moments import hour, moment
+from halter.cli.styles import LOOK, NEEDED, PLAIN, Line
+from halter.cli.view_tasks import Items, of_a_walk, of_what_is_left
 from halter.core.clock import SECOND
 from halter.core.durations import shown_duration
 from halter.core.events import (
@@ -14,11 +16,18 @@ from halter.core.events import (
     CallRefused,
     CallSettled,
     CallStarted,
+    ContextGiven,
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    DocumentRead,
     GuardrailTriggered,
+    JudgesChosen,
+    Leaving,
+    MessageRouted,
+    OfTriggers,
     OverrunIncurred,
+    PhaseEntered,
     RequestRefused,
     RequestSettled,
     SensorChanged,
@@ -39,16 +48,6 @@ from halter.core.ports import Stored
 from halter.core.text import clean, from_body, shorten
 
 WIDEST: Final = 200
-PLAIN: Final = ""
-LOOK: Final = "yellow"
-NEEDED: Final = "bold yellow"
-
-
-class Line(msgspec.Struct, frozen=True):
-    """What is shown, and how much it stands out."""
-
-    text: str
-    style: str = PLAIN
 
 
 class View:
@@ -58,6 +57,7 @@ class View:
         self._spent: dict[str, int] = {}
         self._calls: dict[str, int] = {}
         self._asked: dict[str, str] = {}
+        self._items = Items()
         self._widest = 0
 
     def line(self, stored: Stored) -> Line | None:
@@ -66,7 +66,8 @@ class View:
         said = self._said(stored, session)
         if said is None:
             return None
-        return Line(self.placed(stored.at, session, said.text), said.style)
+        name = session or stored.stream.removeprefix("trigger:")
+        return Line(self.placed(stored.at, name, said.text), said.style)
 
     def placed(self, at: int, name: str, text: str) -> str:
         """Put the time and a name before some words."""
@@ -74,7 +75,13 @@ class View:
         return f"{hour(at)} {name:<{self._widest}} {shorten(' '.join(clean(text).split()), WIDEST)}"
 
     def _said(self, stored: Stored, session: str) -> Line | None:
+        if isinstance(stored.event, OfTriggers):
+            return self._items.line(stored.event, stored.at)
+        if isinstance(stored.event, Leaving):
+            return of_what_is_left(stored.event, stored.body or b"")
         match stored.event:
+            case PhaseEntered() | ContextGiven() | DocumentRead() | JudgesChosen() | MessageRouted() as event:
+                return of_a_walk(event)
             case CallStarted() as event:
                 self._calls[session] = self._calls.get(session, 0) + (event.tool != YIELD)
                 return None
@@ -131,7 +138,10 @@ class View:
 
     def _rests(self, session: str, event: SessionParked, now: int) -> Line | None:
         match event.state:
-            case "SLEEPING" | "PAUSED" if event.wake_at is not None:
+            case "PAUSED" if event.wake_at is not None:
+                ends = moment(event.wake_at, now)
+                return Line(f"Needs you: it is paused, and ends at {ends} without halter on {_agent(session)}", NEEDED)
+            case "SLEEPING" if event.wake_at is not None:
                 early = f", or by {', '.join(event.wake_on)}" if event.wake_on else ""
                 length = shown_duration(max(SECOND, event.wake_at - now + SECOND // 2))
                 return Line(f"sleeps {length}, until {moment(event.wake_at, now)}{early}")
@@ -203,6 +213,11 @@ def _of_a_life(event: SessionWoken | SessionEnded | SessionResumed | WakePosted,
             return None
 
 
+def _agent(session: str) -> str:
+    """Tell whose session it is, by its name: those of an agent itself are numbered, and those of its triggers too."""
+    return session.rpartition("-")[0].partition(".")[0]
+
+
 def _of_trouble(session: str, event: GuardrailTriggered | SensorChanged | AttendingFailed) -> Line:
     match event:
         case GuardrailTriggered():
@@ -212,8 +227,8 @@ def _of_trouble(session: str, event: GuardrailTriggered | SensorChanged | Attend
         case SensorChanged():
             return Line(f"sensor {event.sensor} reads")
         case AttendingFailed(quarantined=True):
-            agent = session.rpartition("-")[0]
-            told = f"Needs you: it broke down {counted(event.failures, 'time')}, and goes on with halter on {agent}"
+            times = counted(event.failures, "time")
+            told = f"Needs you: it broke down {times}, and goes on with halter on {_agent(session)}"
             return Line(f"{told}: {event.error}", NEEDED)
         case AttendingFailed():
             return Line(f"broke down, and is tried again: {event.error}", LOOK)

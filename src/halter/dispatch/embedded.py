@@ -21,6 +21,7 @@ from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import EVERY_STREAM, Change, Draft, Lease, Query, Rows, Store, Write
 from halter.core.rows import SessionRow
 from halter.core.text import clean, shorten
+from halter.dispatch.watchdog import ENDLESS, Patience, halted, pause, still_since
 from halter.state import life
 
 LOOK: Final = 5 * SECOND
@@ -30,6 +31,8 @@ SEARCH: Final = 60 * SECOND
 TOGETHER: Final = 200
 """How many sessions are awake at once. Those that stay here while they sleep are not counted."""
 ERROR_KEPT: Final = 300
+WATCH: Final = 60 * SECOND
+"""How often it is looked whether somebody runs and does nothing; and how long one is waited for that is to stop."""
 
 Attend = Callable[[Lease], Awaitable[None]]
 """Takes a session from where it stands to its next rest or its end."""
@@ -65,11 +68,15 @@ class Embedded:
         self._agents = agents
         self._together = together
         self._redact = redact
+        self.patience: Patience = ENDLESS
+        """How long a session may run here and do nothing."""
         self._awake: dict[Lease, asyncio.Task[None]] = {}
         self._resident: set[SessionId] = set()
         self._failures: dict[SessionId, tuple[int, ...]] = {}
         self._news = asyncio.Event()
         self._searched = clock.now()
+        self._watched = clock.now()
+        self._pausing: dict[SessionId, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Work until cancelled; whatever is under way is then stopped in good order."""
@@ -80,11 +87,13 @@ class Embedded:
                     for lease in await self._store.claim(self._worker, room, agents=self._agents()) if room > 0 else ():
                         self.take(lease)
                     await self._find_forgotten()
+                    await self._find_idle()
                     await until(self._news, await self._next_look())
         finally:
-            for task in self._awake.values():
+            running = (*self._pausing.values(), *self._awake.values())
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*self._awake.values(), return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
 
     def take(self, lease: Lease) -> None:
         """Attend a session that was claimed."""
@@ -121,11 +130,41 @@ class Embedded:
         if now < self._searched + SEARCH:
             return
         self._searched = now
-        attended = {lease.session for lease in self._awake}
+        attended = {lease.session for lease in self._awake} | self._pausing.keys()
         owned = await self._store.ask(Query("owned_by", _Owned, {"worker": self._worker}))
         for row in owned:
             if row.session not in attended:
                 self.take(Lease(SessionId(row.session), self._worker, row.generation))
+
+    async def _find_idle(self) -> None:
+        """Pause what runs here and does nothing."""
+        now = self._clock.now()
+        if now < self._watched + WATCH:
+            return
+        self._watched = now
+        for lease in [lease for lease in self._awake if lease.session not in self._pausing]:
+            (row,) = await self._store.ask(Query("session", SessionRow, {"session": lease.session}))
+            since = await still_since(self._store, row, self.patience, now)
+            if since is not None and lease in self._awake:
+                task = asyncio.create_task(self._paused(lease, since), name=f"halter-pause {lease.session}")
+                self._pausing[lease.session] = task
+                task.add_done_callback(lambda _, session=lease.session: self._pausing.pop(session, None))
+
+    async def _paused(self, lease: Lease, since: int) -> None:
+        """Stop whoever works on a session, which settles what it holds, and let it rest. What cannot is tried again."""
+        working = self._awake[lease]
+        working.cancel()
+        await asyncio.wait([working], timeout=WATCH / SECOND)
+        if not working.done():
+            return
+        (row,) = await self._store.ask(Query("session", SessionRow, {"session": lease.session}))
+        if row.state != "RUNNING" or row.generation != lease.generation:
+            return
+        rest = pause(row, lease, since, self.patience.idle_halt(row.agent), self._clock.now())
+        with suppress(LeaseLost):
+            if not (await self._store.commit(rest)).events:
+                # Somebody has written to it at this very moment.
+                self.take(lease)
 
     async def _next_look(self) -> int:
         """Tell for how long nothing is due here."""
@@ -138,7 +177,8 @@ class Embedded:
         session = lease.session
         while True:
             try:
-                await self._attend(lease)
+                if not await self._outwaited(lease):
+                    await self._attend(lease)
             except LeaseLost:
                 self._failures.pop(session, None)
                 return
@@ -159,6 +199,11 @@ class Embedded:
             else:
                 self._failures.pop(session, None)
                 return
+
+    async def _outwaited(self, lease: Lease) -> bool:
+        """End a session that was paused for doing nothing, if nobody has written to it since."""
+        (row,) = await self._store.ask(Query("session", SessionRow, {"session": lease.session}))
+        return await halted(self._store, self._clock, row, lease)
 
     async def _left_alone(self, lease: Lease, failures: int, error: str, now: int) -> bool:
         """Leave a session to a person; not where somebody has written to it at this very moment."""

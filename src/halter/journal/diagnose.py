@@ -4,14 +4,13 @@ A hash that does not fit says only that something is wrong. But an event still c
 written for: so if it fits another place, it was moved, repeated or renumbered; and if it fits none, it was edited.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from halter.core.ports import Stored
-from halter.journal.chain import START, link
-from halter.journal.engine import View
+from halter.journal.chain import START, body_digest, link
 from halter.journal.report import Finding, Kind, finding
 
 PLACES: Final = 48
@@ -24,6 +23,9 @@ SHIFTS: Final = tuple(shift for size in range(1, 9) for shift in (size, -size))
 """By how many places events are usually renumbered when some before them are removed or added."""
 
 Place = tuple[str, int]
+
+Copies = Callable[[bytes], Sequence[Place]]
+"""Finds where events with a hash stand: a few of the places will do."""
 
 
 class Break(msgspec.Struct, frozen=True):
@@ -62,9 +64,19 @@ def follows(event: Stored, previous: bytes, place: Place) -> bool:
     return link(previous, header, event.facts, event.digest) == event.hash
 
 
-def diagnose(breaks: Sequence[Break], gaps: Sequence[Gap], view: View) -> Iterator[Finding]:
+def flaw_of_body(event: Stored, *, erased: bool) -> tuple[Kind, str] | None:
+    """Tell what is wrong with a body: it was changed, is gone although nobody erased it, or is there although."""
+    if event.body is None:
+        gone = event.digest != b"" and not erased
+        return ("body_missing", "is gone, and nothing says that it was erased.") if gone else None
+    if event.salt is None or body_digest(event.salt, event.body) != event.digest:
+        return "edited", "does not fit its digest: it was changed."
+    return ("not_erased", "was erased, but stands there again.") if erased else None
+
+
+def diagnose(breaks: Sequence[Break], gaps: Sequence[Gap], copies: Copies) -> Iterator[Finding]:
     """Name what was done, once for each run of events that it was done to."""
-    search = _Search(breaks, gaps, view)
+    search = _Search(breaks, gaps, copies)
     named = search.names()
     origins = {found.origin for found in named}
     for gap in gaps:
@@ -82,9 +94,9 @@ def missing(gap: Gap) -> Finding:
 
 
 class _Search:
-    def __init__(self, breaks: Sequence[Break], gaps: Sequence[Gap], view: View) -> None:
+    def __init__(self, breaks: Sequence[Break], gaps: Sequence[Gap], copies: Copies) -> None:
         self._breaks = breaks
-        self._view = view
+        self._copies = copies
         edges = [place for gap in gaps for place in ((gap.stream, gap.first), (gap.stream, gap.last))]
         places = [broken.place for broken in breaks]
         hashes = [START, *(seen for broken in breaks for seen in (broken.previous, broken.event.hash))]
@@ -146,8 +158,7 @@ class _Search:
         self._lookups -= 1
         if self._lookups < 0:
             return None
-        rows = self._view.ask("same_hash", {"hash": broken.event.hash, "limit": 2})
-        others = [place for row in rows if (place := (row["stream"], row["seq"])) != broken.place]
+        others = [place for place in self._copies(broken.event.hash) if place != broken.place]
         return others[0] if others else None
 
 

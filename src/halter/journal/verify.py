@@ -12,9 +12,9 @@ from halter.core.clock import SECOND
 from halter.core.events import SessionStarted
 from halter.core.ids import Digest, StreamId
 from halter.core.ports import Stored
-from halter.journal.chain import START, body_digest
+from halter.journal.chain import START
 from halter.journal.chronicle import Chronicle, chronicle_of
-from halter.journal.diagnose import Break, Gap, diagnose, follows
+from halter.journal.diagnose import Break, Gap, Place, diagnose, flaw_of_body, follows
 from halter.journal.engine import View
 from halter.journal.rebuild import (
     Fold,
@@ -144,7 +144,7 @@ class _Examination:
             self._unkept += 1
 
     def _body(self, event: Stored, *, erased: bool) -> None:
-        flaw = _flaw_of_body(event, erased=erased)
+        flaw = flaw_of_body(event, erased=erased)
         if flaw is not None:
             what = f"The body of event {event.seq} of {event.stream} {flaw[1]}"
             self._found(flaw[0], event.stream, event.seq, what)
@@ -194,7 +194,7 @@ class _Examination:
         for stream in self._chronicle.claims.keys() - set(streams):
             what = f"{stream} had {self._chronicle.covered(stream)} events when it was checkpointed, and now is gone."
             self._found("dropped", stream, 1, what)
-        for named in diagnose(self._breaks, self._gaps, self._view):
+        for named in diagnose(self._breaks, self._gaps, self._copies):
             self._keep(named)
         compared = self._compare()
         if self._unkept:
@@ -211,6 +211,9 @@ class _Examination:
             compared=compared,
             notes=tuple(self._notes),
         )
+
+    def _copies(self, digest: bytes) -> list[Place]:
+        return [(row["stream"], row["seq"]) for row in self._view.ask("same_hash", {"hash": digest, "limit": 2})]
 
     def _compare(self) -> bool:
         """Compare the rows with what the events make of them, if the events can be trusted so far."""
@@ -233,15 +236,6 @@ class _Examination:
             self._findings.append(found)
         else:
             self._unkept += 1
-
-
-def _flaw_of_body(event: Stored, *, erased: bool) -> tuple[Kind, str] | None:
-    if event.body is None:
-        gone = event.digest != b"" and not erased
-        return ("body_missing", "is gone, and nothing says that it was erased.") if gone else None
-    if event.salt is None or body_digest(event.salt, event.body) != event.digest:
-        return "edited", "does not fit its digest: it was changed."
-    return ("not_erased", "was erased, but stands there again.") if erased else None
 
 
 def _flaw_of_blob(view: View, digest: str) -> Kind | None:

@@ -7,7 +7,7 @@ that, a receipt tells of an answer only what the session made of it.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -34,98 +34,33 @@ from halter.core.events import (
 )
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
-from halter.core.usage import Usage
-from halter.core.vocabulary import Cause, Origin, Outcome, Purpose, SessionKind, State
-
-BrakeName = Literal["halt", "grants", "budget"]
-BRAKES: Final[tuple[BrakeName, ...]] = ("halt", "grants", "budget")
+from halter.core.vocabulary import Origin, Outcome, SessionKind, State
+from halter.state.receipt_lines import (
+    BRAKES,
+    Brake,
+    BrakeName,
+    ChildLine,
+    Decision,
+    Heard,
+    Line,
+    ModelLine,
+    TurnLine,
+    by_model,
+)
+from halter.state.receipt_tasks import (
+    DocumentLine,
+    FindingLine,
+    GuardrailLine,
+    JudgesLine,
+    NotificationLine,
+    PhaseLine,
+    ProposalLine,
+    RouteLine,
+    left,
+)
 
 BY_RULE: Final = ", always, by rule "
 """What stands between a person's name and a rule's, where a call was agreed to by a rule."""
-
-
-class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call or request: what was held for it and what it cost. Without an outcome it is in doubt.
-
-    `observed` are the refusals that were only written down. `egress` says that its arguments chose where data goes.
-    `anonymized` counts, by kind, the values that its model was not told.
-    """
-
-    id: str
-    name: str
-    purpose: Purpose
-    started_at: int
-    held_usd: int = 0
-    cost_usd: int = 0
-    outcome: Outcome | None = None
-    settled_at: int | None = None
-    usage: Usage | None = None
-    level: str = ""
-    risk: str = ""
-    effect: str = ""
-    egress: bool = False
-    phase: str = ""
-    parallel_group: str = ""
-    observed: tuple[Outcome, ...] = ()
-    decision: str = ""
-    decided_by: str = ""
-    duration_ms: int = 0
-    error: str = ""
-    anonymized: Mapping[str, int] = {}
-
-
-class Brake(msgspec.Struct, frozen=True):
-    """One time that a brake refused something, and what was said of it."""
-
-    code: str
-    at: int
-    refused: str
-    name: str
-    scope: str
-    window: str
-    brake: BrakeName = "budget"
-    sentence: str = ""
-    level: str = ""
-    risk: str = ""
-    phase: str = ""
-    decision: str = ""
-    decided_by: str = ""
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """Something that a person was asked, what they answered, and whether the answer was used."""
-
-    decision: str
-    about: str
-    name: str
-    subject: str
-    asked_at: int
-    verdict: str = ""
-    by: str = ""
-    decided_at: int | None = None
-    reason: str = ""
-    used: bool = False
-
-
-class TurnLine(msgspec.Struct, frozen=True):
-    """One turn: how many answers of a model it took, and why it ended; without a reason it has not ended."""
-
-    turn: int
-    started_at: int
-    ended_at: int | None = None
-    steps: int = 0
-    why: str = ""
-    sentence: str = ""
-
-
-class Heard(msgspec.Struct, frozen=True):
-    """Something that reached the session from outside: where it came from, and whether it is trusted."""
-
-    cause: Cause
-    origin: Origin
-    sender: str
-    at: int
-    trusted: bool = False
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -133,7 +68,9 @@ class Receipt(msgspec.Struct, frozen=True):
 
     `passed` counts what each brake let through, `spent` what each purpose cost, `anonymized` the values of each kind
     that requests did not send. `in_doubt` has no outcome yet; `unknown_calls` have one, which is that nobody knows it.
-    `unknown` counts events that this program cannot read.
+    `unknown` counts events that this program cannot read. `folder` is the digest of the agent's folder as it was when
+    the session began, `definition` that of what it said. `hash` and `inbox_hash` are those of the last events that the
+    receipt was made from: whoever has the journal can check it against them.
     """
 
     session: str = ""
@@ -145,6 +82,7 @@ class Receipt(msgspec.Struct, frozen=True):
     trigger: str = ""
     parent: str = ""
     definition: str = ""
+    folder: str = ""
     state: State = "RUNNING"
     terminal_reason: str = ""
     started_at: int = 0
@@ -156,12 +94,25 @@ class Receipt(msgspec.Struct, frozen=True):
     anonymized: Mapping[str, int] = {}
     calls: tuple[Line, ...] = ()
     requests: tuple[Line, ...] = ()
+    models: tuple[ModelLine, ...] = ()
+    phases: tuple[PhaseLine, ...] = ()
     turns: tuple[TurnLine, ...] = ()
     passed: Mapping[str, int] = {}
     brakes: tuple[Brake, ...] = ()
     decisions: tuple[Decision, ...] = ()
     rules: tuple[str, ...] = ()
+    guardrails: tuple[GuardrailLine, ...] = ()
+    documents: tuple[DocumentLine, ...] = ()
+    findings: tuple[FindingLine, ...] = ()
+    judges: tuple[JudgesLine, ...] = ()
+    memories_given: tuple[str, ...] = ()
+    precedents_given: tuple[str, ...] = ()
+    memories_proposed: tuple[ProposalLine, ...] = ()
+    precedents_proposed: tuple[ProposalLine, ...] = ()
+    notifications: tuple[NotificationLine, ...] = ()
+    routes: tuple[RouteLine, ...] = ()
     heard: tuple[Heard, ...] = ()
+    children: tuple[ChildLine, ...] = ()
     overruns: tuple[OverrunIncurred, ...] = ()
     in_doubt: tuple[str, ...] = ()
     unknown_calls: tuple[str, ...] = ()
@@ -169,11 +120,14 @@ class Receipt(msgspec.Struct, frozen=True):
     erased: int = 0
     unknown: int = 0
     hash: str = ""
+    inbox_events: int = 0
+    inbox_hash: str = ""
 
 
 def receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Receipt:
     """Make the receipt of a session from its own stream, and from its inbox where that is at hand."""
-    made = Receipt()
+    events = tuple(events)
+    made = Receipt(**msgspec.structs.asdict(left(events)))
     calls: dict[str, Line] = {}
     requests: dict[str, Line] = {}
     for stored in events:
@@ -252,6 +206,7 @@ def _summed(made: Receipt, calls: tuple[Line, ...], requests: tuple[Line, ...]) 
         made,
         calls=calls,
         requests=requests,
+        models=by_model(requests),
         cost_usd=sum(spent.values()),
         held_usd=sum(line.held_usd for line in lines),
         spent=dict(spent),
@@ -344,6 +299,7 @@ def _started(made: Receipt, at: int, event: SessionStarted) -> Receipt:
         trigger=event.trigger,
         parent=event.parent,
         definition=event.definition,
+        folder=event.folder,
         started_at=at,
     )
 
@@ -396,16 +352,21 @@ def _answered(made: Receipt, inbox: Iterable[Stored]) -> Receipt:
     """Take in what the session was told: answers to its questions, and everything else that woke it."""
     answers: dict[str, tuple[int, DecisionMade]] = {}
     heard: list[Heard] = []
+    children: list[ChildLine] = []
+    last: Stored | None = None
     for stored in inbox:
+        last = stored
         match stored.event:
             case DecisionMade() as answer:
                 answers[answer.decision] = (stored.at, answer)
             case WakePosted() as wake:
                 heard.append(Heard(wake.cause, wake.origin, wake.sender, stored.at, wake.trusted))
+                children += [ChildLine(wake.sender, stored.at)] if wake.cause == "child" else []
             case _:
                 pass
     decisions = tuple(_with_answer(asked, answers.get(asked.decision)) for asked in made.decisions)
-    return msgspec.structs.replace(made, decisions=decisions, heard=tuple(heard))
+    made = msgspec.structs.replace(made, decisions=decisions, heard=tuple(heard), children=tuple(children))
+    return made if last is None else msgspec.structs.replace(made, inbox_events=last.seq, inbox_hash=last.hash.hex())
 
 
 def _with_answer(asked: Decision, answer: tuple[int, DecisionMade] | None) -> Decision:

@@ -292,3 +292,41 @@ SELECT (SELECT COUNT(*) FROM events) AS events, (SELECT COUNT(*) FROM streams) A
 -- name: meta
 -- What the store says of itself.
 SELECT name, value FROM meta ORDER BY name;
+
+-- name: children_of
+-- The sub-sessions of a session, the oldest first.
+SELECT * FROM sessions WHERE parent = :session ORDER BY started_at, session;
+
+-- name: sessions_since
+-- The sessions that began or ended after a time, or are not over.
+SELECT * FROM sessions WHERE started_at > 0 AND (ended_at IS NULL OR ended_at >= :since OR started_at >= :since)
+ORDER BY started_at, session;
+
+-- name: triggered_since
+-- What happened to triggers after a time, each stream in its order.
+SELECT stream, at, kind, version, facts FROM events
+WHERE stream >= 'trigger:' AND stream < 'trigger;' AND at >= :since ORDER BY stream, seq;
+
+-- name: items_left
+-- The documents that are left to a person.
+SELECT * FROM items WHERE quarantined_at IS NOT NULL ORDER BY quarantined_at, "trigger", item;
+
+-- name: findings_since
+-- What was found after a time.
+SELECT * FROM findings WHERE emitted_at >= :since ORDER BY emitted_at, finding;
+
+-- name: proposals_open
+-- How much of what sessions left behind nobody has decided about.
+SELECT (SELECT COUNT(*) FROM findings WHERE emitted_at > 0 AND status = '' AND review <> 'withheld') AS findings,
+       (SELECT COUNT(*) FROM memories WHERE proposed_at > 0 AND status = '') AS memories,
+       (SELECT COUNT(*) FROM precedents WHERE first_at > 0 AND status = '') AS precedents;
+
+-- name: decided_since
+-- What people decided after a time.
+SELECT * FROM decisions WHERE decided_at IS NOT NULL AND decided_at >= :since AND about <> ''
+ORDER BY decided_at, decision;
+
+-- name: undelivered
+-- What could not be told, so far or for good.
+SELECT * FROM notifications WHERE queued_at > 0 AND sent_at IS NULL AND attempts > 0 AND (gave_up = 0 OR queued_at >= :since)
+ORDER BY queued_at, notification;

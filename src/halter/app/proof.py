@@ -1,0 +1,139 @@
+"""Checking a receipt against an exported journal, with no store at hand."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from halter.core.ids import inbox_stream, session_stream
+from halter.core.ports import Stored
+from halter.core.text import shorten
+from halter.journal.offline import Checked
+from halter.state.receipt import receipt
+
+LIMITS: Final = (
+    "What no file can show by itself: that events were cut off the end before the export was written, or that journal "
+    "and receipt were both made up. The signed checkpoints outside of the store show that: `halter verify`."
+)
+"""What is said with every answer, whatever it is."""
+
+TOLD: Final = 50
+"""So many differences are told; more would not be read."""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """Whether a receipt follows from a journal, and all that speaks against it."""
+
+    ok: bool
+    session: str
+    events: int
+    erased: int
+    findings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def as_written(events: Sequence[Stored], inbox: Sequence[Stored]) -> bytes:
+    """Make a receipt as it is written into files."""
+    return msgspec.json.encode(receipt(events, inbox))
+
+
+def said_of(text: bytes) -> dict[str, Any]:
+    """Read a receipt. Raises ValueError, with a sentence, where it is none, or says one thing twice."""
+    try:
+        said = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it cannot be read as a receipt ({error})") from error
+    found = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    if type(found.get("session")) is not str:
+        raise ValueError("it is no receipt: it names no session")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that stands there twice: two readers could take two different things from it."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("something in it is said twice")
+    return found
+
+
+def prove(said: dict[str, Any], journal: Checked) -> Proof:
+    """Make the receipt again from the journal's events, and compare the two field by field."""
+    session = str(said["session"])
+    events = journal.streams.get(session_stream(session), [])
+    inbox = journal.streams.get(inbox_stream(session), [])
+    findings = [*journal.findings]
+    notes = [LIMITS]
+    if not events:
+        findings.append(f"The journal holds no event of session {session}, whose receipt this is.")
+    else:
+        try:
+            made = json.loads(as_written(events, inbox))
+        except KeyError as missing:
+            findings.append(f"No receipt can be made of these events: the beginning of {missing} is missing.")
+        else:
+            findings += _compared(said, made, events, notes)
+    if journal.erased:
+        notes.insert(0, f"{journal.erased} bodies were erased; what happened can be checked without them.")
+    told = (*findings[:TOLD], *([f"There are {len(findings) - TOLD} more."] if len(findings) > TOLD else []))
+    return Proof(not findings, session, journal.events, journal.erased, told, tuple(notes))
+
+
+def _compared(said: dict[str, Any], made: dict[str, Any], events: Sequence[Stored], notes: list[str]) -> list[str]:
+    earlier = _made_earlier(said, events)
+    if earlier:
+        return [earlier]
+    erased = said.get("erased")
+    if type(erased) is int and 0 <= erased < made["erased"]:
+        notes.insert(0, "Some of it was erased after the receipt was made.")
+        said = {**said, "erased": made["erased"]}
+    return [*differences("", said, made)]
+
+
+def _made_earlier(said: dict[str, Any], events: Sequence[Stored]) -> str:
+    """Tell whether a receipt is only older than the export, because the session went on."""
+    seen = said.get("events")
+    if type(seen) is not int or not 0 < seen < len(events) or events[seen - 1].hash.hex() != said.get("hash"):
+        return ""
+    return (
+        f"The receipt was made when the session had {seen} events, and now it has {len(events)}: make it anew with "
+        "`halter receipt`, or compare it with an export of that time."
+    )
+
+
+def differences(where: str, said: Any, made: Any) -> Iterator[str]:
+    """Name whatever a receipt says otherwise than the events do."""
+    if isinstance(said, dict) and isinstance(made, dict):
+        yield from _of_objects(where, cast("dict[str, Any]", said), cast("dict[str, Any]", made))
+    elif isinstance(said, list) and isinstance(made, list):
+        yield from _of_lists(where, cast("list[Any]", said), cast("list[Any]", made))
+    elif not _same(said, made):
+        yield f"The receipt says {_shown(said)} for {where}, and the events make it {_shown(made)}."
+
+
+def _of_objects(where: str, said: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
+    for key in (*made, *(key for key in said if key not in made)):
+        inside = f"{where}.{key}" if where else key
+        if key not in said:
+            yield f"The receipt says nothing of {inside}, and the events make it {_shown(made[key])}."
+        elif key not in made:
+            yield f"The receipt says {_shown(said[key])} for {inside}, of which the events know nothing."
+        else:
+            yield from differences(inside, said[key], made[key])
+
+
+def _of_lists(where: str, said: list[Any], made: list[Any]) -> Iterator[str]:
+    if len(said) != len(made):
+        yield f"The receipt has {len(said)} entries in {where}, and the events make it {len(made)}."
+    for place, (one, other) in enumerate(zip(said, made, strict=False), 1):
+        yield from differences(f"{where}[{place}]", one, other)
+
+
+def _same(said: Any, made: Any) -> bool:
+    """Compare two values; 1, 1.0 and true are three different things."""
+    return type(said) is type(made) and bool(said == made)
+
+
+def _shown(value: Any) -> str:
+    return shorten(json.dumps(value, ensure_ascii=False, default=str), 80)

@@ -1,0 +1,280 @@
+"""What happened lately, in all agents together: a fold of rows, in which no model has a word."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from halter.core.codec import decode
+from halter.core.events import ItemQuarantined, RunsDelayed, RunSkipped, RunStarted
+from halter.core.money import BudgetRow
+from halter.core.ports import Query, Store
+from halter.core.rows import DecisionRow, HaltRow, SessionRow
+from halter.core.task_rows import FindingRow, ItemRow, NotificationRow
+from halter.core.windows import window_end
+
+NEARLY: Final = 80
+"""From so many percent of a cap on, a person is told."""
+
+
+class Happened(msgspec.Struct, frozen=True):
+    """An event of a trigger."""
+
+    stream: str
+    at: int
+    kind: str
+    version: int
+    facts: bytes
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What was spent on one thing, by one agent, for one purpose."""
+
+    agent: str
+    purpose: str
+    name: str
+    spends: int
+    usd: int
+
+
+class Proposals(msgspec.Struct, frozen=True):
+    """How much waits to be kept or dismissed."""
+
+    findings: int = 0
+    memories: int = 0
+    precedents: int = 0
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A decision that waits for a person."""
+
+    decision: str
+    about: str
+    session: str
+    agent: str
+    name: str
+    asked_at: int
+    expires_at: int
+
+
+class Gathered(msgspec.Struct, frozen=True, kw_only=True):
+    """All the rows that a report is made of."""
+
+    since: int
+    until: int
+    sessions: Sequence[SessionRow] = ()
+    happened: Sequence[Happened] = ()
+    left: Sequence[ItemRow] = ()
+    findings: Sequence[FindingRow] = ()
+    proposals: Proposals = Proposals()
+    spent: Sequence[Spent] = ()
+    budgets: Sequence[BudgetRow] = ()
+    waiting: Sequence[Waiting] = ()
+    decided: Sequence[DecisionRow] = ()
+    halts: Sequence[HaltRow] = ()
+    undelivered: Sequence[NotificationRow] = ()
+
+
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one agent did. Sessions that are over are counted by how they ended, the others by where they stand.
+
+    `skipped` counts times of schedules by the reason why nothing was started, `delayed` says what waits and why.
+    `findings` counts by severity, and there by what the review said.
+    """
+
+    agent: str
+    began: int = 0
+    ended: Mapping[str, int] = {}
+    under_way: Mapping[str, int] = {}
+    runs: int = 0
+    skipped: Mapping[str, int] = {}
+    delayed: tuple[str, ...] = ()
+    quarantined: int = 0
+    findings: Mapping[str, Mapping[str, int]] = {}
+    spent_usd: int = 0
+
+
+class CapLine(msgspec.Struct, frozen=True):
+    """What stands against a cap that counts now."""
+
+    scope: str
+    window: str
+    cap: int | None
+    spent: int
+    held: int
+
+    @property
+    def percent(self) -> int:
+        """Tell how much of the cap is spent or held."""
+        return 0 if not self.cap else 100 * (self.spent + self.held) // self.cap
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened between two moments, and what needs a person now. Amounts are micro-dollars."""
+
+    since: int
+    until: int
+    agents: tuple[AgentReport, ...] = ()
+    spent_usd: int = 0
+    spent: Mapping[str, int] = {}
+    caps: tuple[CapLine, ...] = ()
+    decided: tuple[DecisionRow, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    halts: tuple[HaltRow, ...] = ()
+    undelivered: tuple[NotificationRow, ...] = ()
+    ended_badly: tuple[str, ...] = ()
+    needs_you: tuple[str, ...] = ()
+
+
+async def gather(store: Store, since: int, until: int) -> Gathered:
+    """Ask for all that a report is made of."""
+    params: Mapping[str, Any] = {"since": since}
+    (proposals,) = await store.ask(Query("proposals_open", Proposals))
+    return Gathered(
+        since=since,
+        until=until,
+        sessions=await store.ask(Query("sessions_since", SessionRow, params)),
+        happened=await store.ask(Query("triggered_since", Happened, params)),
+        left=await store.ask(Query("items_left", ItemRow)),
+        findings=await store.ask(Query("findings_since", FindingRow, params)),
+        proposals=proposals,
+        spent=await store.ask(Query("spent_by_purpose", Spent, params)),
+        budgets=await store.ask(Query("budgets", BudgetRow)),
+        waiting=await store.ask(Query("open_decisions", Waiting)),
+        decided=await store.ask(Query("decided_since", DecisionRow, params)),
+        halts=await store.ask(Query("all_halts", HaltRow)),
+        undelivered=await store.ask(Query("undelivered", NotificationRow, params)),
+    )
+
+
+def report(found: Gathered) -> Report:
+    """Make the report. The same rows make the same one."""
+    spent: Counter[str] = Counter()
+    for line in found.spent:
+        spent[line.purpose] += line.usd
+    caps = tuple(_caps(found.budgets, found.until))
+    waiting = tuple(one for one in found.waiting if one.expires_at > found.until)
+    return Report(
+        since=found.since,
+        until=found.until,
+        agents=tuple(_agents(found)),
+        spent_usd=sum(spent.values()),
+        spent=dict(spent.most_common()),
+        caps=caps,
+        decided=tuple(found.decided),
+        waiting=waiting,
+        halts=tuple(row for row in found.halts if row.halted or row.at >= found.since),
+        undelivered=tuple(found.undelivered),
+        ended_badly=tuple(_badly(found)),
+        needs_you=tuple(_needs_you(found, waiting, caps)),
+    )
+
+
+def _agents(found: Gathered) -> Iterable[AgentReport]:
+    sessions, runs = _by_agent(found), _runs(found.happened)
+    findings: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for row in found.findings:
+        findings[row.agent][row.severity][row.review or "not looked at"] += 1
+    spent: Counter[str] = Counter()
+    for line in found.spent:
+        spent[line.agent] += line.usd
+    for name in sorted({*sessions, *runs, *findings, *spent}):
+        made = _sessions(sessions.get(name, ()), found.since)
+        yield msgspec.structs.replace(
+            runs.get(name, AgentReport(agent=name)),
+            **made,
+            findings={severity: dict(counts) for severity, counts in findings.get(name, {}).items()},
+            spent_usd=spent[name],
+        )
+
+
+def _by_agent(found: Gathered) -> Mapping[str, Sequence[SessionRow]]:
+    """Sort sessions by agent. A chat that somebody left open long ago is nothing that happened lately."""
+    rows: dict[str, list[SessionRow]] = defaultdict(list)
+    for row in found.sessions:
+        if row.unattended or row.ended_at is not None or row.started_at >= found.since:
+            rows[row.agent].append(row)
+    return rows
+
+
+def _sessions(rows: Sequence[SessionRow], since: int) -> dict[str, Any]:
+    over = Counter(f"{row.state}, {row.terminal_reason}" for row in rows if row.ended_at is not None)
+    under_way = Counter[str](row.state for row in rows if row.ended_at is None)
+    return {
+        "began": sum(row.started_at >= since for row in rows),
+        "ended": dict(over.most_common()),
+        "under_way": dict(under_way.most_common()),
+    }
+
+
+def _runs(happened: Sequence[Happened]) -> Mapping[str, AgentReport]:
+    """Tell what triggers did, by agent."""
+    made: dict[str, AgentReport] = {}
+    for each in happened:
+        agent = each.stream.removeprefix("trigger:").partition("/")[0]
+        made[agent] = _ran(made.get(agent, AgentReport(agent=agent)), each)
+    return made
+
+
+def _ran(so_far: AgentReport, each: Happened) -> AgentReport:
+    match decode(each.kind, each.version, each.facts):
+        case RunStarted():
+            return msgspec.structs.replace(so_far, runs=so_far.runs + 1)
+        case RunSkipped() as event:
+            skipped = {**so_far.skipped, event.why: so_far.skipped.get(event.why, 0) + event.count}
+            return msgspec.structs.replace(so_far, skipped=skipped)
+        case RunsDelayed() as event:
+            words = f"{event.trigger} ({event.why}): {event.sentence}"
+            return msgspec.structs.replace(so_far, delayed=tuple(dict.fromkeys((*so_far.delayed, words))))
+        case ItemQuarantined():
+            return msgspec.structs.replace(so_far, quarantined=so_far.quarantined + 1)
+        case _:
+            return so_far
+
+
+def _caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
+    """List the caps that count now. Those of single sessions are told where these are."""
+    for row in budgets:
+        end = window_end(row.window)
+        if row.unit == "usd" and not row.scope.startswith("session:") and (end is None or end > now):
+            yield CapLine(row.scope, row.window, row.cap, row.spent, row.held)
+
+
+def _badly(found: Gathered) -> Iterable[str]:
+    for row in found.sessions:
+        if row.ended_at is not None and row.ended_at >= found.since and row.state != "COMPLETED":
+            yield f"{row.session}: {row.state}, {row.terminal_reason}"
+
+
+def _needs_you(found: Gathered, waiting: Sequence[Waiting], caps: Sequence[CapLine]) -> Iterable[str]:
+    """Say what waits for a person, and how it goes on."""
+    for one in waiting:
+        more = " --cap AMOUNT" if one.about == "cap_raise" else ""
+        yield f"{one.agent}: {one.about} of {one.name}: halter approve {one.decision}{more}"
+    for row in found.sessions:
+        yield from _of_a_session(row)
+    for item in found.left:
+        yield f"{item.trigger}: {item.name} is left to you after {item.attempts} attempts: {item.sentence}"
+    for halt in found.halts:
+        if halt.halted and not halt.cancels:
+            yield f"{halt.scope} was halted by {halt.by}: halter resume {halt.scope}"
+    for told in found.undelivered:
+        if told.gave_up:
+            yield f"{told.agent}: nobody could be told over {told.channel}: {told.error}"
+    for cap in caps:
+        if cap.percent >= NEARLY:
+            yield f"{cap.percent} % of the cap of {cap.scope} ({cap.window or 'its life'}) are spent or held."
+    kinds = (("finding", found.proposals.findings), ("memory", found.proposals.memories))
+    for kind, count in (*kinds, ("precedent", found.proposals.precedents)):
+        if count:
+            yield f"To be kept or dismissed, {kind}: {count}."
+
+
+def _of_a_session(row: SessionRow) -> Iterable[str]:
+    if row.ended_at is not None or not row.unattended:
+        return
+    if row.state == "WAITING_FOR_INPUT":
+        yield f"{row.session} waits for a word: halter chat"
+    elif row.state == "PAUSED":
+        yield f"{row.session} is paused: halter on {row.agent}, or a message, lets it go on."

@@ -1,0 +1,179 @@
+"""What happened lately is told the same by every store: a fold of its rows."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from halter.app.report import Report, gather, report
+from halter.app.report_message import Message, message_of, send
+from halter.core.clock import DAY, HOUR
+from halter.core.events import (
+    AnyEvent,
+    CallStarted,
+    FindingEmitted,
+    FindingReviewed,
+    ItemQuarantined,
+    ItemSeen,
+    MemoryProposed,
+    NotificationFailed,
+    RunsDelayed,
+    RunSkipped,
+    RunStarted,
+    SessionStarted,
+    TriggerMade,
+)
+from halter.core.ids import OUTBOX, SessionId, StreamId, WorkerId, session_stream, trigger_stream
+from halter.core.limits import Caps, Spender, legs
+from halter.core.ports import Draft, Lease, Query, Write
+from halter.core.task_project import rows_of_event
+from halter.core.task_rows import NotificationRow
+from halter.guard.approvals import Question, ask, decide, needs_you
+from halter.guard.halts import halt
+from halter.guard.purse import Held, Purse, Truth
+from halter.journal.store import JournalStore
+from halter.state import life
+from halter.testing.fakes import ManualClock
+
+TRIGGER = "clerk/papers"
+
+
+async def happens(
+    store: JournalStore, stream: StreamId, key: str, *events: AnyEvent, lease: Lease | None = None
+) -> None:
+    rows = [row for event in events for row in rows_of_event(event)]
+    drafts: Sequence[Draft] = [Draft(event) for event in events]
+    await store.commit(Write(stream, key, lambda _: drafts, rows, lease))
+
+
+async def begun(store: JournalStore, session: str, agent: str, trigger: str = "") -> Lease:
+    await store.commit(
+        life.start(SessionStarted(session=session, agent=agent, kind="task", started_by="ada", trigger=trigger))
+    )
+    (lease,) = await store.claim(WorkerId(session), 1, SessionId(session))
+    return lease
+
+
+async def spends(store: JournalStore, lease: Lease, agent: str, usd: int) -> None:
+    now = await store.now()
+    purse = Purse(store, ManualClock(now))
+    held = legs(Caps(), Spender(lease.session, agent), now, usd=usd)
+    answer = await purse.hold(lease, CallStarted(call=f"{lease.session}.1", tool="look", legs=held), b"")
+    assert isinstance(answer, Held)
+    await purse.settle(lease, answer.flight, Truth("ok", usd=usd))
+
+
+async def a_night(store: JournalStore) -> None:
+    """Let some things happen."""
+    done = await begun(store, "clerk.papers-1", "clerk", TRIGGER)
+    await spends(store, done, "clerk", 900_000)
+    found = [
+        FindingEmitted(finding="f1", agent="clerk", severity="high", support="supported"),
+        FindingEmitted(finding="f2", agent="clerk", severity="high", support="unquoted"),
+        FindingReviewed(finding="f1", verdict="withheld"),
+        MemoryProposed(memory="m1", agent="clerk"),
+    ]
+    await happens(store, session_stream(done.session), "found", *found, lease=done)
+    await store.commit(life.end(done, "COMPLETED", "completed"))
+    halted = await begun(store, "clerk.papers-2", "clerk", TRIGGER)
+    await store.commit(life.end(halted, "HALTED", "idle_timeout"))
+    asks = await begun(store, "desk-1", "desk")
+    for name in ("d1", "d2"):
+        question = Question(
+            decision=name, about="unknown_call", subject="c", name="send", digest="x", expires_in=DAY, shown="Was it?"
+        )
+        assert (await store.commit(ask(question, asks))).events
+    (second,) = (one for one in await needs_you(store) if one.decision == "d2")
+    assert (await store.commit(decide(second, "approve", "ada", "said"))).events
+    await happens(
+        store,
+        trigger_stream(TRIGGER),
+        "ran",
+        TriggerMade(trigger=TRIGGER, agent="clerk", type="watch", by="agent.yaml", digest="d"),
+        ItemSeen(trigger=TRIGGER, item="i1", name="<b>a.txt</b>"),
+        RunStarted(trigger=TRIGGER, session="clerk.papers-1", cause="watch", item="i1"),
+        RunSkipped(trigger=TRIGGER, why="overlap", due_at=1, count=3),
+        RunSkipped(trigger=TRIGGER, why="overlap", due_at=2),
+        RunsDelayed(trigger=TRIGGER, why="cost_cap_reached", waiting=2, sentence="Its money is spent."),
+        ItemQuarantined(trigger=TRIGGER, item="i1", attempts=3, sentence="It failed three times."),
+    )
+    await store.commit(halt("agent:desk", "ada", "halt", "lunch"))
+    await store.commit(send("clerk", "mail", Message("subject", "text"), "k"))
+    (queued,) = await store.ask(Query("all_notifications", NotificationRow))
+    failed = NotificationFailed(notification=queued.notification, attempts=5, error="No route.", next_at=None)
+    await happens(store, OUTBOX, "failed", failed)
+
+
+async def told(store: JournalStore, later: int = 0) -> Report:
+    """Tell of the last hour, now or later."""
+    now = await store.now() + later
+    return report(await gather(store, now - HOUR, now))
+
+
+async def test_a_night_is_told_by_agent(store: JournalStore) -> None:
+    await a_night(store)
+    clerk, desk = (await told(store)).agents
+    assert (clerk.agent, clerk.began, clerk.runs, clerk.quarantined) == ("clerk", 2, 1, 1)
+    assert clerk.ended == {"COMPLETED, completed": 1, "HALTED, idle_timeout": 1}
+    assert clerk.skipped == {"overlap": 4}
+    assert clerk.delayed == ("clerk/papers (cost_cap_reached): Its money is spent.",)
+    assert clerk.findings == {"high": {"withheld": 1, "not looked at": 1}}
+    assert clerk.spent_usd == 900_000
+    assert (desk.agent, desk.under_way) == ("desk", {"RUNNING": 1})
+
+
+async def test_money_is_told_by_purpose_and_against_caps(store: JournalStore) -> None:
+    await a_night(store)
+    made = await told(store)
+    assert (made.spent_usd, made.spent) == (900_000, {"turn": 900_000})
+    caps = {cap.scope: (cap.spent, cap.cap) for cap in made.caps}
+    assert caps == {"agent:clerk": (900_000, 5_000_000), "fleet": (900_000, 20_000_000)}
+
+
+async def test_what_was_decided_and_what_waits_are_told_apart(store: JournalStore) -> None:
+    await a_night(store)
+    made = await told(store)
+    assert [(one.decision, one.by) for one in made.decided] == [("d2", "ada")]
+    assert [one.decision for one in made.waiting] == ["d1"]
+
+
+async def test_all_that_needs_somebody_is_named_with_what_to_do(store: JournalStore) -> None:
+    await a_night(store)
+    made = await told(store)
+    assert made.needs_you == (
+        "desk: unknown_call of send: halter approve d1",
+        "clerk/papers: <b>a.txt</b> is left to you after 3 attempts: It failed three times.",
+        "agent:desk was halted by ada: halter resume agent:desk",
+        "clerk: nobody could be told over mail: No route.",
+        "To be kept or dismissed, finding: 1.",
+        "To be kept or dismissed, memory: 1.",
+    )
+    assert made.ended_badly == ("clerk.papers-2: HALTED, idle_timeout",)
+
+
+async def test_what_happened_before_is_not_told_again(store: JournalStore) -> None:
+    await a_night(store)
+    made = await told(store, 2 * HOUR)
+    assert (made.spent_usd, made.decided, made.ended_badly) == (0, (), ())
+    assert [agent.agent for agent in made.agents] == []
+    # What waits still waits.
+    assert len(made.needs_you) >= 3
+
+
+async def test_an_empty_store_has_nothing_to_tell(store: JournalStore) -> None:
+    made = await told(store)
+    assert (made.agents, made.needs_you, made.spent_usd) == ((), (), 0)
+    assert message_of(made).text.startswith("Nothing needs you.")
+
+
+async def test_a_report_that_is_sent_waits_in_the_outbox(store: JournalStore) -> None:
+    await a_night(store)
+    message = message_of(await told(store))
+    await store.commit(send("clerk", "chat", message, "k2"))
+    rows = await store.ask(Query("notifications_due", _Due, {"now": await store.now(), "limit": 10}))
+    (due,) = (row for row in rows if row.channel == "chat")
+    assert msgspec.json.decode(due.body or b"")["text"] == message.text
+    assert (due.agent, due.about, due.stream) == ("clerk", "report", OUTBOX)
+
+
+class _Due(NotificationRow, frozen=True, kw_only=True):
+    body: bytes | None

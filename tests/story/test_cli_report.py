@@ -1,0 +1,85 @@
+"""`halter report` as it is typed."""
+
+import asyncio
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from halter.app import open_app
+from halter.cli import build
+from halter.core.events import SessionStarted
+from halter.core.ids import OUTBOX, SessionId, WorkerId
+from halter.guard.switches import switch_on
+from halter.settings import read_settings
+from halter.state import life
+
+Halter = Callable[..., Result]
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def halter(tmp_path: Path) -> Halter:
+    environment = {
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "HALTER_PERSON": "ada",
+        "COLUMNS": "200",
+    }
+
+    async def fill() -> None:
+        async with open_app(read_settings(environment, tmp_path)) as app:
+            start = SessionStarted(session="s1", agent=HOSTILE, kind="task", started_by="ada")
+            await app.store.commit(life.start(start))
+            (lease,) = await app.store.claim(WorkerId("w"), 1, SessionId("s1"))
+            await app.store.commit(life.end(lease, "ERROR", "model_error"))
+            await app.store.commit(switch_on("clerk", "ada", "on"))
+
+    asyncio.run(fill())
+    return lambda *words: CliRunner().invoke(build(), list(words), env=environment)
+
+
+def test_a_report_is_shown_to_people_and_to_programs(halter: Halter) -> None:
+    shown = halter("report")
+    assert shown.exit_code == 0, shown.output
+    assert "Nothing needs you." in shown.stdout
+    assert "s1: ERROR, model_error" in shown.stdout
+    told = json.loads(halter("report", "--json").stdout)
+    assert [agent["ended"] for agent in told["agents"]] == [{"ERROR, model_error": 1}]
+
+
+def test_a_report_is_a_message_too(halter: Halter) -> None:
+    shown = halter("report", "--message")
+    assert shown.stdout.startswith("Halter: nothing needs you; 1 session and $0.00 in 1d\n\n")
+
+
+def test_a_page_of_a_report_holds_nothing_that_a_browser_would_run(halter: Halter, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    assert halter("report", "--html", str(path), "--since", "30m").exit_code == 0
+    assert "&lt;script&gt;" in path.read_text()
+    assert "<script" not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_report_is_sent_over_a_channel_of_an_agent_that_is_known(halter: Halter, tmp_path: Path) -> None:
+    assert halter("report", "--send", "clerk/mail").exit_code == 0
+    assert halter("report", "--send", "nobody/mail").exit_code == 2
+    assert halter("report", "--send", "mail").exit_code == 2
+    settings = read_settings({"XDG_STATE_HOME": str(tmp_path / "state"), "USER": "ada"}, tmp_path)
+
+    async def queued() -> list[str]:
+        async with open_app(settings) as app:
+            return [stored.kind for stored in await app.store.read(OUTBOX)]
+
+    assert asyncio.run(queued()) == ["notification_queued"]
+
+
+@pytest.mark.parametrize("words", [("--since", "soon"), ("--html", "/nowhere/at/all.html")])
+def test_what_cannot_be_is_told_in_a_sentence(halter: Halter, words: tuple[str, ...]) -> None:
+    shown = halter("report", *words)
+    assert shown.exit_code not in (0, 1)
+    assert "Traceback" not in shown.output

@@ -1,0 +1,373 @@
+"""A session that runs and does nothing is paused, then halted; whatever works, rests or is written to is left alone."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from halter.app.opened import App
+from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.core.events import (
+    CallSettled,
+    CallStarted,
+    GuardrailTriggered,
+    RequestStarted,
+    SessionEnded,
+    SessionParked,
+    SessionStarted,
+)
+from halter.core.ids import Digest, WorkerId, session_stream
+from halter.core.limits import Caps, Spender, legs
+from halter.core.messages import Text
+from halter.core.ports import Draft, Lease, Query, Store, Write, kept
+from halter.core.rows import HoldRow, SessionRow
+from halter.dispatch.embedded import Embedded
+from halter.dispatch.tending import tended
+from halter.dispatch.watchdog import Patience, idles, outwaited
+from halter.guard.purse import Held, Truth
+from halter.guard.request import TIMEOUT
+from halter.journal.patient import PatientStore
+from halter.state import life
+from halter.state.receipt import receipt
+from halter.state.session import InFlight
+from halter.testing.world import World
+from tests.story.autonomous import Fleet, moment
+from tests.story.test_autonomy import DESK, PRICES, sleep
+
+Attend = Callable[[Lease], Awaitable[None]]
+IDLE = 5 * MINUTE
+
+
+def allowed(_: str, flight: InFlight) -> int:
+    return MINUTE if flight.is_call else TIMEOUT
+
+
+async def works(world: World, attend: Attend, worker: str = "up", idle_halt: int = IDLE) -> None:
+    """Be a process that runs the sessions of an agent, and watches over them."""
+    store: Store = PatientStore(world.store, world.clock)
+    async with tended(store, world.clock, WorkerId(worker)):
+        runs = Embedded(store, world.clock, WorkerId(worker), attend, lambda: ("desk",))
+        runs.patience = Patience(lambda _: idle_halt, allowed)
+        await runs.run()
+
+
+async def begin(world: World, session: str = "desk-1") -> None:
+    event = SessionStarted(session=session, agent="desk", kind="autonomous", started_by="ada")
+    await world.store.commit(life.start(event))
+
+
+async def row(world: World, session: str = "desk-1") -> SessionRow:
+    (found,) = await world.journal.ask(Query("session", SessionRow, {"session": session}))
+    return found
+
+
+async def told(world: World, session: str = "desk-1") -> list[tuple[str, str]]:
+    """What the watchdog wrote, and when."""
+    events = await world.events(session_stream(session))
+    kinds = (GuardrailTriggered, SessionParked, SessionEnded)
+    return [(stored.kind, moment(stored.at)) for stored in events if isinstance(stored.event, kinds)]
+
+
+class Hangs:
+    """Takes a session up, and then waits for what never comes."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.attended: list[str] = []
+        self.stopped = 0
+
+    async def __call__(self, lease: Lease) -> None:
+        self.attended.append(moment(self.world.now))
+        found = await row(self.world, lease.session)
+        if found.state != "RUNNING":
+            key = f"{lease.session}/{lease.generation}/woken"
+            await self.world.store.commit(life.wake(lease, key, "message", found.inbox_head))
+        try:
+            await self.works(lease)
+            await asyncio.Event().wait()
+        finally:
+            self.stopped += 1
+
+    async def works(self, lease: Lease) -> None:
+        """Do something before it hangs."""
+
+
+async def test_a_session_that_hangs_is_paused_and_then_halted_with_a_receipt(world: World) -> None:
+    hangs = Hangs(world)
+    await begin(world)
+    world.spawn(works(world, hangs))
+    await world.advance(6 * MINUTE)
+    paused = await row(world)
+    assert (paused.state, paused.owner, hangs.stopped) == ("PAUSED", "", 1)
+    await world.advance(6 * MINUTE)
+    ended = await row(world)
+    assert (ended.state, ended.terminal_reason) == ("HALTED", "idle_timeout")
+    assert await told(world) == [
+        ("guardrail_triggered", "00:05:00"),
+        ("session_parked", "00:05:00"),
+        ("session_ended", "00:10:00"),
+    ]
+    assert hangs.attended == ["00:00:00"]
+    made = receipt(await world.events(session_stream("desk-1")))
+    assert (made.state, made.terminal_reason) == ("HALTED", "idle_timeout")
+    assert [line.guardrail for line in made.guardrails] == ["idle_halt"]
+
+
+async def test_both_words_of_a_pause_are_one_commit(world: World) -> None:
+    await begin(world)
+    world.spawn(works(world, Hangs(world)))
+    await world.advance(6 * MINUTE)
+    *_, guardrail, parked = await world.events(session_stream("desk-1"))
+    assert (guardrail.kind, parked.kind) == ("guardrail_triggered", "session_parked")
+    assert guardrail.key == parked.key
+
+
+async def test_whoever_writes_to_a_paused_session_lets_it_go_on(world: World) -> None:
+    hangs = Hangs(world)
+    await begin(world)
+    world.spawn(works(world, hangs))
+    await world.advance(7 * MINUTE)
+    await world.say("desk-1", "Go on, please.")
+    await world.advance(SECOND)
+    assert (await row(world)).state == "RUNNING"
+    assert hangs.attended == ["00:00:00", "00:07:00"]
+    # It has all of its time again.
+    await world.advance(4 * MINUTE)
+    assert (await row(world)).state == "RUNNING"
+
+
+async def test_another_process_halts_what_a_dead_one_had_paused(world: World) -> None:
+    hangs = Hangs(world)
+    await begin(world)
+    first = world.spawn(works(world, hangs, "first"))
+    await world.advance(6 * MINUTE)
+    first.cancel()
+    await world.advance(HOUR)
+    world.spawn(works(world, hangs, "second"))
+    await world.advance(SECOND)
+    assert (await row(world)).terminal_reason == "idle_timeout"
+    assert len(hangs.attended) == 1
+
+
+async def test_no_time_at_all_means_never(world: World) -> None:
+    await begin(world)
+    world.spawn(works(world, Hangs(world), idle_halt=0))
+    await world.advance(24 * HOUR)
+    assert (await row(world)).state == "RUNNING"
+
+
+class Asks(Hangs):
+    """Has something under way that nobody settles."""
+
+    def __init__(self, world: World, event: CallStarted | RequestStarted) -> None:
+        super().__init__(world)
+        self.event = event
+
+    async def works(self, lease: Lease) -> None:
+        write = Write(session_stream(lease.session), "begun", lambda _: [Draft(self.event)], lease=lease)
+        await self.world.store.commit(write)
+
+
+@pytest.mark.parametrize(
+    ("event", "paused_at"),
+    [
+        (CallStarted(call="c", tool="look"), "00:05:00"),
+        (RequestStarted(request="r", model="a:b", purpose="turn"), "00:11:00"),
+    ],
+)
+async def test_what_is_under_way_within_its_own_time_is_waited_for(
+    world: World, event: CallStarted | RequestStarted, paused_at: str
+) -> None:
+    await begin(world)
+    world.spawn(works(world, Asks(world, event)))
+    await world.advance(12 * MINUTE)
+    assert (await told(world))[0] == ("guardrail_triggered", paused_at)
+
+
+class Holds(Hangs):
+    """Holds money for a call, and settles it when it is stopped, as whatever acts does."""
+
+    settles = True
+
+    async def works(self, lease: Lease) -> None:
+        held = legs(Caps(), Spender(lease.session, "desk"), self.world.now, usd=1000)
+        answer = await self.world.purse.hold(lease, CallStarted(call="c", tool="look", legs=held), b"")
+        assert isinstance(answer, Held)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if self.settles:
+                await asyncio.shield(self.world.purse.settle(lease, answer.flight, Truth("cancelled", usd=0)))
+            raise
+
+
+class Forgets(Holds):
+    """Holds money, and does not settle it."""
+
+    settles = False
+
+
+@pytest.mark.parametrize(("attend", "outcome"), [(Holds, "cancelled"), (Forgets, "unknown")])
+async def test_no_hold_keeps_a_session_from_its_end_and_none_is_freed_unsettled(
+    world: World, attend: type[Holds], outcome: str
+) -> None:
+    await begin(world)
+    world.spawn(works(world, attend(world)))
+    await world.advance(15 * MINUTE)
+    assert (await row(world)).state == "HALTED"
+    events = [stored.event for stored in await world.events(session_stream("desk-1"))]
+    assert [event.outcome for event in events if isinstance(event, CallSettled)] == [outcome]
+    assert not await world.journal.ask(Query("holds_of", HoldRow, {"session": "desk-1"}))
+
+
+class Rests(Hangs):
+    """Rests in its owner's hands, as a session with sensors does."""
+
+    async def works(self, lease: Lease) -> None:
+        parked = SessionParked(state="SLEEPING", wake_at=self.world.now + 24 * HOUR, resident=True)
+        await self.world.store.commit(life.park(lease, "parked", parked))
+
+
+class Busy(Hangs):
+    """Writes something every four minutes."""
+
+    async def works(self, lease: Lease) -> None:
+        for number in range(20):
+            event = GuardrailTriggered(guardrail="active_hours", sentence="A sign of life.")
+            drafts: Sequence[Draft] = [Draft(event)]
+            write = Write(session_stream(lease.session), f"busy/{number}", lambda _, said=drafts: said, lease=lease)
+            await self.world.store.commit(write)
+            await self.world.clock.sleep(4 * MINUTE)
+
+
+@pytest.mark.parametrize(("attend", "state"), [(Rests, "SLEEPING"), (Busy, "RUNNING")])
+async def test_who_rests_or_works_is_left_alone(world: World, attend: type[Hangs], state: str) -> None:
+    does = attend(world)
+    await begin(world)
+    world.spawn(works(world, does))
+    await world.advance(HOUR)
+    assert ((await row(world)).state, does.stopped) == (state, 0)
+
+
+async def test_one_that_hangs_is_in_nobodys_way(world: World) -> None:
+    class OnlyOne(Hangs):
+        async def works(self, lease: Lease) -> None:
+            if lease.session != "desk-1":
+                await self.world.store.commit(life.end(lease, "COMPLETED", "completed"))
+                await asyncio.sleep(0)
+
+    for number in (1, 2, 3):
+        await begin(world, f"desk-{number}")
+    world.spawn(works(world, OnlyOne(world)))
+    await world.advance(20 * MINUTE)
+    assert [(await row(world, f"desk-{number}")).state for number in (1, 2, 3)] == ["HALTED", "COMPLETED", "COMPLETED"]
+
+
+class Stalls:
+    """A store whose blobs never come, from some moment on: a connection that was lost, and nobody noticed."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.stalled = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get(self, digest: Digest) -> bytes:
+        if self.stalled:
+            await asyncio.Event().wait()
+        return cast("bytes", await self._store.get(digest))
+
+
+class Stalling(Fleet):
+    """A process on such a store."""
+
+    def __init__(self, world: World, home: Path) -> None:
+        super().__init__(world, home)
+        self.disk = Stalls(world.store)
+
+    @property
+    def app(self) -> App:
+        return replace(super().app, store=cast("Any", self.disk))
+
+
+@pytest.mark.parametrize("more", ["model: scripted\nscript: script.yaml\n", DESK], ids=["row", "resident"])
+async def test_an_agent_that_hangs_in_the_middle_of_a_wake_is_paused_and_halted(
+    world: World, tmp_path: Path, more: str
+) -> None:
+    fleet = Stalling(world, tmp_path)
+    fleet.start(fleet.agent("desk", more, PRICES, script_yaml=sleep("24h") * 3))
+    await world.advance(MINUTE)
+    assert (await row(world)).state == "SLEEPING"
+    fleet.disk.stalled = True
+    text = await kept(world.store, b"a long story, " * 3000)
+    await world.store.commit(life.post("desk-1", "said", life.said_by("ada"), *text))
+    await world.advance(4 * MINUTE)
+    assert (await row(world)).state == "RUNNING"
+    await world.advance(3 * MINUTE)
+    assert (await row(world)).state == "PAUSED"
+    await world.advance(6 * MINUTE)
+    ended = await row(world)
+    assert (ended.state, ended.terminal_reason) == ("HALTED", "idle_timeout")
+    assert "desk-1 is over (HALTED, idle_timeout): halter on desk begins the next session." in dict(fleet.told)["desk"]
+
+
+async def test_an_agent_that_hung_goes_on_where_it_stood_when_somebody_writes(world: World, tmp_path: Path) -> None:
+    fleet = Stalling(world, tmp_path)
+    more = "model: scripted\nscript: script.yaml\n"
+    fleet.start(fleet.agent("desk", more, script_yaml=sleep("24h") * 3))
+    await world.advance(MINUTE)
+    fleet.disk.stalled = True
+    await world.store.commit(
+        life.post("desk-1", "said", life.said_by("ada"), *await kept(world.store, b"a long story, " * 3000))
+    )
+    await world.advance(7 * MINUTE)
+    assert (await row(world)).state == "PAUSED"
+    fleet.disk.stalled = False
+    await world.say("desk-1", "The disk is back.")
+    await world.advance(SECOND)
+    assert (await row(world)).state == "SLEEPING"
+    heard = "".join(
+        part.text for message in fleet.prompts("desk")[-1].messages for part in message.parts if isinstance(part, Text)
+    )
+    assert "a long story" in heard
+    assert "The disk is back." in heard
+
+
+async def test_requests_and_tools_have_the_time_that_is_theirs(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    fleet.start(fleet.agent("desk", DESK, PRICES, script_yaml=sleep("24h")))
+    await world.advance(SECOND)
+    assert fleet.up is not None
+    living = fleet.up.agents["desk"]
+    flights = [
+        InFlight("f", name, "turn", (), 0, is_call=name != "m") for name in ("m", "ponder", "price", "run_skill")
+    ]
+    assert [living.allowed(flight) for flight in flights] == [TIMEOUT, 10 * MINUTE, MINUTE, MINUTE]
+    assert living.idle_halt == IDLE
+
+
+@pytest.mark.parametrize(("still", "idle_halt", "is_idle"), [(299, 300, False), (300, 300, True), (10**9, 0, False)])
+def test_a_session_idles_from_the_very_moment_on(still: int, idle_halt: int, is_idle: object) -> None:
+    assert idles(0, idle_halt, still) is is_idle
+
+
+def test_a_session_that_was_left_to_a_person_is_never_halted_for_being_still() -> None:
+    assert not outwaited(SessionRow("s", state="PAUSED", wake_at=1), [], 5)
+
+
+async def test_what_somebody_wrote_while_no_process_ran_counts_however_late_it_is_found(world: World) -> None:
+    does = Forgets(world)
+    await begin(world)
+    first = world.spawn(works(world, does, "first"))
+    await world.advance(6 * MINUTE)
+    first.cancel()
+    await world.say("desk-1", "Go on, please.")
+    await world.advance(HOUR)
+    world.spawn(works(world, Hangs(world), "second"))
+    await world.advance(SECOND)
+    assert (await row(world)).state == "RUNNING"
+    assert [flight.id for flight in (await world.session("desk-1")).in_flight.values()] == ["c"]
