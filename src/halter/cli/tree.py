@@ -16,6 +16,7 @@ from halter.cli import (
     look,
     play,
     receipt,
+    route,
     rules,
     schema,
     steer,
@@ -39,7 +40,7 @@ def tree() -> typer.Typer:
 
 
 _PANELS = {
-    "Run": (init.init, talk.run, talk.chat, play.play),
+    "Run": (init.init, talk.run, talk.chat, play.play, route.route),
     "Run by themselves": (up.up, up.on, up.off),
     "Look": (look.sessions, look.show, tail.tail, receipt.receipt),
     "Steer": (decide.inbox, decide.approve, decide.deny, steer.halt, steer.resume, steer.cancel),
