@@ -78,7 +78,9 @@ async def attending(
     everything = {**tools, **(sensed or {})}
     own = [*(verb.spec.name for verb in always), *(sensed or {})]
     phases = [granted(phase, own, began.grants) for phase in agent.policy.phases]
-    thinks = thinking(agent, speaking.models, row.kind, tools, phases[0], output=answer is not None)
+    # Who has no tools of its own answers in one request: it is told of none at all.
+    told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or tasking.verbs()) else tools
+    thinks = thinking(agent, speaking.models, row.kind, told, phases[0], output=answer is not None)
     standing = standing_of(speaking, row, phases[0], began)
     running = Running(store, app.clock, speaking.gatehouse(), lease, standing, everything, waits)
     tasking.running = running
@@ -89,7 +91,7 @@ async def attending(
     pace = (
         Paced(running, loop, app.clock, terms, aware)
         if row.kind == "autonomous"
-        else tasking.walk(loop, phases, tools)
+        else tasking.walk(loop, phases, told)
         if row.kind == "task"
         else None
     )

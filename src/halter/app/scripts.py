@@ -13,7 +13,7 @@ from halter.core.text import listed
 from halter.work.playbooks import Tell
 
 _GIVEN: Final = re.compile(
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)\s*[=:]\s*"
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?:=|:\s?)"
     r"(?:\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)'|(?P<bare>[^\s,;]+))"
 )
 
