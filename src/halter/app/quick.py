@@ -278,8 +278,10 @@ async def _cancel(speaking: Speaking, named: Named) -> str:
         return in_the_file(named.name)
     identity = trigger_id(speaking.agent.policy.name, named.name)
     row = next(iter(await store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
-    ended = row is not None and (await store.commit(runs.end(row, app.settings.person, "said in a message"))).events
-    return f"{named.name} is cancelled: it starts nothing any more." if ended else f"{named.name} is over already."
+    if row is None or row.ended_at is not None:
+        return f"{named.name} is over already."
+    await store.commit(runs.end(row, app.settings.person, "said in a message"))
+    return f"{named.name} is cancelled: it starts nothing any more."
 
 
 def in_the_file(name: str) -> str:

@@ -59,7 +59,7 @@ def run(
     screen = Screen(quiet=as_json)
 
     async def job(app: App) -> Any:
-        async with _speaking(app, folder_of(agent)) as speaking:
+        async with speaking_with(app, folder_of(agent)) as speaking:
             session = await _again(app, speaking, resume) if resume else SessionId(app.ids.new())
             asked = bool(resume) and await _asked(app, session)
             door = Door(speaking, screen, screen.waits, routes=not no_route)
@@ -102,7 +102,7 @@ def chat(
 
 async def _chat(app: App, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:
     """Talk line by line. A session begins with its first line: who says nothing leaves nothing behind."""
-    async with _speaking(app, folder) as speaking, Lines(prompt="" if as_json else "you> ") as lines:
+    async with speaking_with(app, folder) as speaking, Lines(prompt="" if as_json else "you> ") as lines:
         session = await _again(app, speaking, resume) if resume else SessionId(app.ids.new())
         talk = Talk(begun=bool(resume), asked=bool(resume) and await _asked(app, session))
         if not as_json:
@@ -252,7 +252,7 @@ class _Asking:
 
 
 @asynccontextmanager
-async def _speaking(app: App, folder: Path) -> AsyncGenerator[Any]:
+async def speaking_with(app: App, folder: Path) -> AsyncGenerator[Any]:
     """Have an agent ready to talk."""
     from halter.app.agent import assembled
     from halter.app.speaking import Speaking

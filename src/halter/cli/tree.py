@@ -11,13 +11,16 @@ from halter.cli import (
     decide,
     doctor,
     drill,
+    findings,
     init,
     journal,
     look,
     play,
+    proposals,
     receipt,
     route,
     rules,
+    schedules,
     schema,
     steer,
     tail,
@@ -34,8 +37,9 @@ def tree() -> typer.Typer:
     for panel, commands in _PANELS.items():
         for command in commands:
             app.command(rich_help_panel=panel, cls=PlainCommand)(command)
-    for group in (rules, budget):
-        app.add_typer(group.build(), rich_help_panel="Steer")
+    for panel, groups in _GROUPS.items():
+        for group in groups:
+            app.add_typer(group.build(), rich_help_panel=panel)
     return app
 
 
@@ -46,6 +50,9 @@ _PANELS = {
     "Steer": (decide.inbox, decide.approve, decide.deny, steer.halt, steer.resume, steer.cancel),
     "Trust": (play.trust, audit.audit, journal.verify, journal.erase, drill.drill, doctor.doctor, schema.schema),
 }
+
+
+_GROUPS = {"Run by themselves": (schedules,), "Look": (findings, proposals), "Steer": (rules, budget)}
 
 
 def _show_version(wanted: bool) -> None:
