@@ -64,7 +64,7 @@ class Assembled:
     """An agent that is ready to work. `left_out` says which tools of its servers cannot be used, and why.
 
     `read` is how it thinks and paces itself; one that has no model can only play. `folder` is the digest of its folder
-    as it was read.
+    as it was read, and `place` where it lies.
     """
 
     policy: Resolved
@@ -77,6 +77,7 @@ class Assembled:
     skills: Mapping[str, Skill] = field(default_factory=dict[str, Skill])
     playbooks: Mapping[str, Playbook] = field(default_factory=dict[str, Playbook])
     folder: str = ""
+    place: Path | None = None
 
     def standing(self, session: str, trigger: str = "") -> Standing:
         """Tell where a session of this agent stands at its beginning."""
@@ -117,6 +118,7 @@ async def assembled(app: App, folder: Path) -> AsyncGenerator[Assembled]:
             skills=read_skills(folder),
             playbooks=playbooks_of(folder, read.tasks),
             folder=definition_digest(folder),
+            place=folder,
         )
 
 

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from halter.app.speaking import Speaking
 from halter.app.tasking import Tasking
 from halter.app.thinking import thinking
-from halter.app.triggered import beginnings_of
+from halter.app.triggered import Beginnings, beginnings_of
 from halter.autonomy.awareness import Awareness
 from halter.autonomy.hotstate import HotState
 from halter.autonomy.hours import hours_of
@@ -78,8 +78,10 @@ async def attending(
     everything = {**tools, **(sensed or {})}
     own = [*(verb.spec.name for verb in always), *(sensed or {})]
     phases = [granted(phase, own, began.grants) for phase in agent.policy.phases]
-    thinks = thinking(agent, speaking.models, row.kind, tools, phases[0], output=answer is not None)
-    standing = standing_of(speaking, row, phases[0], began.trigger)
+    # Who has no tools of its own answers in one request: it is told of none at all.
+    told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or tasking.verbs()) else tools
+    thinks = thinking(agent, speaking.models, row.kind, told, phases[0], output=answer is not None)
+    standing = standing_of(speaking, row, phases[0], began)
     running = Running(store, app.clock, speaking.gatehouse(), lease, standing, everything, waits)
     tasking.running = running
     aware = Awareness(HotState(terms.pacing.fields), app.clock)
@@ -89,7 +91,7 @@ async def attending(
     pace = (
         Paced(running, loop, app.clock, terms, aware)
         if row.kind == "autonomous"
-        else tasking.walk(loop, phases, tools)
+        else tasking.walk(loop, phases, told)
         if row.kind == "task"
         else None
     )
@@ -121,12 +123,14 @@ def granted(phase: Phase, own: Sequence[str], most: Sequence[str] | None) -> Pha
     return phase if phase.grants is None else Phase(phase.name, (*phase.grants, *own))
 
 
-def standing_of(speaking: Speaking, row: SessionRow, phase: Phase, trigger: AnyTrigger | None) -> Standing:
-    """Tell where a session stands: in its phase, below the caps of its trigger, with its last words paid for."""
+def standing_of(speaking: Speaking, row: SessionRow, phase: Phase, began: Beginnings) -> Standing:
+    """Tell where a session stands: in its phase, below the caps of what began it, with its last words paid for."""
     agent = speaking.agent
     standing, policy = agent.standing(row.session, row.trigger), agent.policy
-    if trigger is not None:
-        policy = msgspec.structs.replace(policy, caps=caps_of(policy.caps, trigger))
+    if began.trigger is not None:
+        policy = msgspec.structs.replace(policy, caps=caps_of(policy.caps, began.trigger))
+    if began.carved is not None:
+        policy = msgspec.structs.replace(policy, caps=msgspec.structs.replace(policy.caps, session=Cap(began.carved)))
     cap, wraps_up = policy.caps.session.max_cost_usd, policy.on_cap == "wrap_up"
     hidden = agent.read.tasks.anonymize
     hourly = agent.read.pacing.autonomy.token_budget_per_hour if row.kind == "autonomous" else 0

@@ -77,7 +77,7 @@ async def go_on_with(speaking: Speaking, lease: Lease) -> Ended:
     began = await beginnings_of(speaking, row)
     tasking = Tasking(speaking, row, began.trigger, began.documents)
     tools = {**agent.tools, **{verb.spec.name: verb for verb in tasking.verbs()}}
-    standing = standing_of(speaking, row, granted(agent.policy.phases[0], (), began.grants), began.trigger)
+    standing = standing_of(speaking, row, granted(agent.policy.phases[0], (), began.grants), began)
     running = Running(store, app.clock, speaking.gatehouse(), lease, standing, tools)
     tasking.running = running
     return await walk(running, store, task)

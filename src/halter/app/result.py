@@ -6,10 +6,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from halter.brain.lastwords import last_words
 from halter.brain.loop import Loop
 from halter.brain.turn import ASK_USER, FINAL_ANSWER, TROUBLE
 from halter.core.errors import HalterError
-from halter.core.messages import Message, Text, ToolCall, ToolResult
+from halter.core.messages import Message, ToolCall, ToolResult
 from halter.core.money import DOLLAR
 from halter.core.usage import Usage
 from halter.core.vocabulary import ENDS, State
@@ -82,26 +83,6 @@ def result_of(came: Came, loop: Loop, receipt: Receipt) -> Result[Any]:
         messages=tuple(messages),
         near_budget=loop.near_budget(),
     )
-
-
-def last_words(messages: Sequence[Message]) -> str:
-    """Find what the model said last; an answer that was cut off and gone on with is one answer."""
-    said: list[str] = []
-    for message in reversed(messages):
-        if message.role == "assistant":
-            said.append("".join(part.text for part in message.parts if isinstance(part, Text)))
-        elif not _goes_on(message) if said else _is_news(message):
-            break
-    return "".join(reversed(said))
-
-
-def _is_news(message: Message) -> bool:
-    """Tell whether somebody said something that the model has not answered."""
-    return any(isinstance(part, Text) and not part.reason for part in message.parts)
-
-
-def _goes_on(message: Message) -> bool:
-    return all(isinstance(part, Text) and part.reason == "max_tokens_recovery" for part in message.parts)
 
 
 def final_answer(messages: Sequence[Message]) -> str | None:

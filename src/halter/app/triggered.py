@@ -51,22 +51,24 @@ async def trigger_row(store: Store, trigger: str) -> TriggerRow | None:
 
 
 class Beginnings(msgspec.Struct, frozen=True):
-    """What a session was begun by."""
+    """What a session was begun by. A sub-session has `carved` as its own cap, if something was carved out for it."""
 
     trigger: AnyTrigger | None = None
     documents: tuple[Shelved, ...] = ()
     grants: tuple[str, ...] | None = None
+    carved: int | None = None
 
 
 async def beginnings_of(speaking: Speaking, row: SessionRow) -> Beginnings:
     """Find out what a session was begun by; nothing in particular, if a person began it."""
     store = speaking.store
-    grants = await _grants(store, row.session) if row.parent else None
+    if row.parent:
+        return await _of_a_part(store, row.session)
     if not row.trigger:
-        return Beginnings(grants=grants)
+        return Beginnings()
     found = await trigger_row(store, row.trigger)
     made = None if found is None else await read_made(store, found)
-    return Beginnings(None if made is None else made.trigger(), await _documents(store, row), grants)
+    return Beginnings(None if made is None else made.trigger(), await _documents(store, row))
 
 
 async def _documents(store: Store, row: SessionRow) -> tuple[Shelved, ...]:
@@ -77,6 +79,9 @@ async def _documents(store: Store, row: SessionRow) -> tuple[Shelved, ...]:
     )
 
 
-async def _grants(store: Store, session: str) -> tuple[str, ...] | None:
+async def _of_a_part(store: Store, session: str) -> Beginnings:
     (stored,) = await store.read(StreamId(session_stream(session)), 0, 1)
-    return stored.event.grants if isinstance(stored.event, SessionStarted) else None
+    if not isinstance(stored.event, SessionStarted):
+        return Beginnings(grants=())
+    carved = [leg.amount for leg in stored.event.carved if leg.unit == "usd"]
+    return Beginnings(grants=stored.event.grants, carved=min(carved, default=None))

@@ -85,7 +85,7 @@ class Triggers:
 
     async def look(self, switch: AgentRow | None, halts: Mapping[str, HaltRow]) -> int | None:
         """Do what is to be done now; tell when to look again, if time decides that."""
-        await self._settle()
+        await self.settle()
         if switch is None or not switch.switched_on:
             return None
         moments = [await self._look_at(row, switch, halts) for row in await self._rows()]
@@ -117,7 +117,7 @@ class Triggers:
     async def _rows(self) -> Sequence[TriggerRow]:
         return await self._store.ask(Query("triggers_of", TriggerRow, {"agent": self._name}))
 
-    async def _settle(self) -> None:
+    async def settle(self) -> None:
         """Let the triggers be those that the agent's file names, beside those that people confirmed."""
         rows = {row.trigger: row for row in await self._rows()}
         named = {trigger_id(self._name, each.name): each for each in self._speaking.agent.read.tasks.triggers()}

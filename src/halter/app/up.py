@@ -15,6 +15,7 @@ from halter.app.agent import assembled
 from halter.app.hooks import Hooks
 from halter.app.living import Living, Pulse, nobody
 from halter.app.most import at_most
+from halter.app.nights import costs
 from halter.app.notices import Notices
 from halter.app.opened import App
 from halter.app.outbox import Outbox, senders_of
@@ -29,6 +30,7 @@ from halter.core.errors import ConfigError, LeaseLost
 from halter.core.ids import FLEET, SessionId, new_worker
 from halter.core.ports import EVERY_STREAM, Change, Lease, Query
 from halter.core.rows import FREE, AgentRow, HaltRow, SessionRow
+from halter.core.task_rows import TriggerRow
 from halter.core.tasks import Tasks
 from halter.core.text import clean, shorten
 from halter.dispatch.embedded import Embedded
@@ -114,22 +116,24 @@ class Up:
             models = await stack.enter_async_context(models_of(self._app, agent))
             speaking = Speaking(self._app, agent, models, self._worker, chance=self._chance)
             speaking.demand_model()
-            self._demand_autonomy(speaking, folder)
+            await self._demand_autonomy(speaking, folder)
         except ConfigError as error:
             self._tell("", str(error))
             return
         name = agent.policy.name
         most = await at_most(self._app, agent.policy)
-        for sentence in (most, *agent.left_out, *unwritten(agent.read.pacing)):
+        night = await costs(self._store, agent.policy, agent.read, self._app.clock.now())
+        for sentence in (most, *night.told(), *agent.left_out, *unwritten(agent.read.pacing)):
             self._tell(name, sentence)
         self.agents[name] = Living(speaking, folder, self._pulse)
         self._triggers[name] = Triggers(speaking, folder, self._tell, self._waits)
         await self._switch_on_first(name)
 
-    def _demand_autonomy(self, speaking: Speaking, folder: Path) -> None:
+    async def _demand_autonomy(self, speaking: Speaking, folder: Path) -> None:
         name = speaking.agent.policy.name
         read = speaking.agent.read
-        if not read.pacing.autonomy.enabled and not read.tasks.triggers():
+        planned = await self._store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
+        if not read.pacing.autonomy.enabled and not read.tasks.triggers() and not planned:
             raise ConfigError(
                 f"{name} does not run by itself: write `autonomy: {{enabled: true}}`, or a schedule, a watch or a "
                 f"webhook, into {folder}/agent.yaml."

@@ -24,6 +24,9 @@ LATE: Final = MINUTE
 RETRY: Final = 5 * SECOND
 """How long a document rests after its first failure; each further rest is four times as long."""
 
+MOST: Final = 100_000
+"""So many runs are counted at most: more than there are seconds in a day."""
+
 
 class Run(msgspec.Struct, frozen=True):
     """Start the run of that time."""
@@ -246,7 +249,7 @@ def worst(schedules: Sequence[tuple[Timing, int | None]], since: int, until: int
     """Add up what all runs in a stretch of time may cost at most; None where one of them has no cap."""
     total = 0
     for timing, cap in schedules:
-        times = ticks(timing, since, until).count
+        times = ticks(timing, since, until, MOST).count
         if times and cap is None:
             return None
         total += times * (cap or 0)

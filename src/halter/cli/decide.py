@@ -183,6 +183,10 @@ def _plain_yes(asked: Waiting) -> str:
             return f"Noted: {asked.name} was done ({asked.subject}). It is not done again."
         case "changed_tool":
             return f"{asked.name} of {asked.agent} may be used as it is now."
+        case "schedule":
+            return f"{asked.subject} is planned, as it was shown: look at halter schedules {asked.agent}."
+        case "proposal":
+            return f"Kept: {asked.name} {asked.subject}. Later sessions of {asked.agent} are told of it."
         case _:
             return f"Approved: {_call(asked)}."
 
@@ -193,6 +197,10 @@ def _no(asked: Waiting) -> str:
             return f"Noted: {asked.name} was not done ({asked.subject}). It is tried anew."
         case "changed_tool":
             return f"{asked.name} of {asked.agent} stays out of use."
+        case "schedule":
+            return f"Denied: {asked.subject} is not planned."
+        case "proposal":
+            return f"Dismissed: {asked.name} {asked.subject}."
         case "cap_raise":
             return f"Denied: {asked.subject} keeps its cap, and the session ends."
         case _:

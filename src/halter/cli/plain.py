@@ -25,6 +25,15 @@ class PlainGroup(TyperGroup):
         return _plain(super().get_params(ctx))
 
 
+class ListingGroup(PlainGroup):
+    """A group that lists what there is, unless one of its commands is named."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Take what is no command for words of the one called `list`."""
+        first = next(iter(args), "")
+        return super().parse_args(ctx, args if first in self.commands or first == "--help" else ["list", *args])
+
+
 def _plain(params: "Iterable[Parameter]") -> "list[Parameter]":
     found = list(params)
     for param in found:

@@ -56,7 +56,7 @@ def play(
             if not as_json:
                 say(f"Session {session}", at_once=True)
             try:
-                return session, await go_on(app, ready, session, _silent if as_json else _told, _waits)
+                return session, await go_on(app, ready, session, _silent if as_json else stepped, _waits)
             except asyncio.CancelledError:
                 warn(f"It can go on where it stands: halter play {playbook} --resume {session}")
                 raise
@@ -114,7 +114,8 @@ def _given(inputs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _told(step: Step, answer: Answer) -> None:
+def stepped(step: Step, answer: Answer) -> None:
+    """Show what became of a step."""
     cost = f" {shown(answer.cost_usd)}" if answer.cost_usd else ""
     first = shorten(clean(answer.text).strip().partition("\n")[0], WIDEST)
     say(f"  {answer.outcome:<8} {step.call}{f' as {step.name}' if step.name else ''}{cost}  {first}", at_once=True)

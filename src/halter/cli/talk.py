@@ -3,7 +3,8 @@
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, Final
@@ -14,6 +15,7 @@ import typer
 from halter.app import App
 from halter.cli.answer import answer_json, answer_line, say, warn
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, with_app
+from halter.cli.frontdoor import Done, Door, show_done
 from halter.cli.lines import Lines
 from halter.cli.look import next_due
 from halter.cli.named import all_events, session_meant
@@ -31,6 +33,7 @@ LEAVE: Final = frozenset(("/quit", "/exit", "/q"))
 ANSWERS: Final[Mapping[str, Verdict]] = {"y": "approve", "yes": "approve", "n": "deny", "no": "deny"}
 
 AgentArgument = Annotated[Path, typer.Argument(metavar="AGENT", help="An agent's folder.")]
+NoRouteOption = Annotated[bool, typer.Option("--no-route", help="Go straight to the model, whatever is said.")]
 ResumeOption = Annotated[
     str, typer.Option("--resume", metavar="SESSION", help="Go on with a session, whatever it stopped at.")
 ]
@@ -41,12 +44,14 @@ def run(
     message: Annotated[str, typer.Argument(metavar="MESSAGE", help="What it is to do; - reads it here.")] = "",
     *,
     resume: ResumeOption = "",
+    no_route: NoRouteOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give an agent something to do, and wait until it is done. It survives a crash, and goes on with --resume.
 
-    Its answer is printed, and what it does beside it. Leaves with 1 if it did not come to its end as it should.
+    Its answer is printed, and what it does beside it. What needs no model is answered without one: halter route shows
+    which way a message takes. Leaves with 1 if it did not come to its end as it should.
     """
     text = _text(message)
     if not text.strip() and not resume:
@@ -54,10 +59,13 @@ def run(
     screen = Screen(quiet=as_json)
 
     async def job(app: App) -> Any:
-        async with _speaking(app, _folder(agent)) as speaking:
-            from halter.app.talking import begin
-
-            session = await (_again(app, speaking, resume, text) if resume else begin(speaking, text, "task"))
+        async with speaking_with(app, folder_of(agent)) as speaking:
+            session = await _again(app, speaking, resume) if resume else SessionId(app.ids.new())
+            asked = bool(resume) and await _asked(app, session)
+            door = Door(speaking, screen, screen.waits, routes=not no_route)
+            done = await door.hear(session, text, "task", asked=asked) if text.strip() else None
+            if done is not None:
+                return done
             screen.beside(f"Session {session}")
             try:
                 return await _attended(speaking, session, screen)
@@ -76,38 +84,110 @@ def chat(
     agent: AgentArgument,
     *,
     resume: ResumeOption = "",
+    no_route: NoRouteOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Talk with an agent, line by line. It shows its calls, what they cost, and asks you where you have to decide.
 
-    Ctrl-D or /quit leaves; the talk can be gone on with later.
+    What needs no model is answered without one. Ctrl-D or /quit leaves; the talk can be gone on with later.
     """
-    with_app(store, lambda app: _chat(app, _folder(agent), resume, as_json=as_json), new=True, following=True)
+    folder = folder_of(agent)
+
+    async def job(app: App) -> None:
+        await _chat(app, folder, resume, routes=not no_route, as_json=as_json)
+
+    with_app(store, job, new=True, following=True)
 
 
-async def _chat(app: App, folder: Path, resume: str, *, as_json: bool) -> None:
+async def _chat(app: App, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:
     """Talk line by line. A session begins with its first line: who says nothing leaves nothing behind."""
-    async with _speaking(app, folder) as speaking, Lines(prompt="" if as_json else "you> ") as lines:
-        session = await _again(app, speaking, resume, "") if resume else SessionId(app.ids.new())
-        begun = bool(resume)
+    async with speaking_with(app, folder) as speaking, Lines(prompt="" if as_json else "you> ") as lines:
+        session = await _again(app, speaking, resume) if resume else SessionId(app.ids.new())
+        talk = Talk(begun=bool(resume), asked=bool(resume) and await _asked(app, session))
         if not as_json:
             say(f"Session {session}, with {speaking.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True)
             await _tell_of_what_runs(app, speaking)
         try:
+            if resume:
+                await _go_on_with_parts(app, speaking, session, lines, as_json=as_json)
             async for line in lines:
                 if line.strip() in LEAVE:
                     break
                 if line.strip():
-                    await _told(speaking, session, line, begun=begun)
-                    begun = True
-                    if not await _answered(app, speaking, session, lines, as_json=as_json):
+                    await _said(app, speaking, session, line, lines, talk, routes=routes, as_json=as_json)
+                    if talk.over:
                         return
         finally:
             if lines.asking:
                 say("", at_once=True)
-            if begun and not as_json:
+            if talk.begun and not as_json:
                 warn(f"You can go on with it: halter chat {quote(str(folder))} --resume {session}", "dim")
+
+
+@dataclass(slots=True)
+class Talk:
+    """Where a talk stands: whether its session has begun, whether the agent has asked something, whether it is over."""
+
+    begun: bool = False
+    asked: bool = False
+    over: bool = False
+
+    def begin(self) -> None:
+        """Take note that there is something to go on with."""
+        self.begun = True
+
+
+async def _said(
+    app: App,
+    speaking: Any,
+    session: SessionId,
+    line: str,
+    lines: Lines,
+    talk: Talk,
+    *,
+    routes: bool,
+    as_json: bool,
+) -> None:
+    """Let one line be answered: at the door, or by the agent."""
+    screen = Screen(quiet=as_json)
+    asking = _Asking(app, lines, screen)
+    try:
+        door = Door(speaking, screen, asking.waits, talk.begin, routes=routes)
+        done = await door.hear(session, line, "chat", asked=talk.asked)
+        if done is not None:
+            show_done(done, as_json=as_json)
+            return
+        result = await _attended(speaking, session, screen, asking.waits)
+    finally:
+        await asking.end()
+    _show(result, as_json=as_json)
+    talk.asked, talk.over = bool(result.question), result.over
+
+
+async def _go_on_with_parts(app: App, speaking: Any, session: SessionId, lines: Lines, *, as_json: bool) -> None:
+    """Take up what other agents were doing for the session when it was left."""
+    from halter.app.delegating import go_on
+
+    screen = Screen(quiet=as_json)
+    asking = _Asking(app, lines, screen)
+    try:
+        async with aclosing(go_on(speaking, session, screen.beside_words(), asking.waits)) as parts:
+            async for came in parts:
+                screen.beside(f"Session {came.session}, a part of this one:")
+                if not as_json:
+                    say(came.words, at_once=True)
+    finally:
+        await asking.end()
+
+
+async def _asked(app: App, session: SessionId) -> bool:
+    """Tell whether a session rests because its agent has asked something."""
+    from halter.core.events import TurnEnded
+
+    events = await all_events(app, session_stream(session))
+    last = next((stored.event for stored in reversed(events) if isinstance(stored.event, TurnEnded)), None)
+    return isinstance(last, TurnEnded) and last.why == "asked"
 
 
 async def _tell_of_what_runs(app: App, speaking: Any) -> None:
@@ -122,31 +202,13 @@ async def _tell_of_what_runs(app: App, speaking: Any) -> None:
         say(f"{told} What you say here reaches it; what it knows is shown here as it was kept last.", at_once=True)
 
 
-async def _told(speaking: Any, session: SessionId, line: str, *, begun: bool) -> None:
-    from halter.app.talking import begin
-    from halter.app.talking import say as tell
-
-    if begun:
-        await tell(speaking, session, line)
-    else:
-        await begin(speaking, line, "chat", session)
-
-
-async def _answered(app: App, speaking: Any, session: SessionId, lines: Lines, *, as_json: bool) -> bool:
-    """Let the agent answer; tell whether there is more to talk about."""
-    screen = Screen(quiet=as_json)
-    asking = _Asking(app, lines, screen)
-    try:
-        result = await _attended(speaking, session, screen, asking.waits)
-    finally:
-        await asking.end()
+def _show(result: Any, *, as_json: bool) -> None:
     if as_json:
         answer_line(_as_object(result))
     elif result.question:
         say(f"? {result.question}", at_once=True)
     elif not result.ok:
         warn(f"  {result.state}: {result.terminal_reason or 'the turn ended early'}. {result.sentence}")
-    return not result.over
 
 
 class _Asking:
@@ -190,7 +252,7 @@ class _Asking:
 
 
 @asynccontextmanager
-async def _speaking(app: App, folder: Path) -> AsyncGenerator[Any]:
+async def speaking_with(app: App, folder: Path) -> AsyncGenerator[Any]:
     """Have an agent ready to talk."""
     from halter.app.agent import assembled
     from halter.app.speaking import Speaking
@@ -210,16 +272,13 @@ async def _speaking(app: App, folder: Path) -> AsyncGenerator[Any]:
         yield speaking
 
 
-async def _again(app: App, speaking: Any, beginning: str, text: str) -> SessionId:
+async def _again(app: App, speaking: Any, beginning: str) -> SessionId:
     from halter.app.talking import reopen
-    from halter.app.talking import say as tell
 
     row = await session_meant(app, beginning)
     if row.ended_at is not None and not may_decide(app.settings.person):
         raise ConfigError("Only a person lets a session go on that is over, and this was started by an agent.")
     await reopen(speaking, row.session)
-    if text.strip():
-        await tell(speaking, row.session, text)
     return SessionId(row.session)
 
 
@@ -237,6 +296,9 @@ async def _attended(speaking: Any, session: SessionId, screen: Screen, waits: An
 
 
 def _tell(result: Any, agent: Path, *, as_json: bool) -> None:
+    if isinstance(result, Done):
+        show_done(result, as_json=as_json, alone=True)
+        return
     if as_json:
         answer_json(_as_object(result))
         return
@@ -264,7 +326,7 @@ def _as_object(result: Any) -> dict[str, Any]:
     }
 
 
-def _folder(agent: Path) -> Path:
+def folder_of(agent: Path) -> Path:
     if not (agent / AGENT_FILE).is_file() and not agent.is_file():
         fail(f"There is no {AGENT_FILE} in {agent}: name an agent's folder, or make one with halter init.", WRONG_USE)
     return agent.parent if agent.is_file() else agent

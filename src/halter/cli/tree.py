@@ -12,13 +12,17 @@ from halter.cli import (
     doctor,
     drill,
     exporting,
+    findings,
     init,
     journal,
     look,
     play,
+    proposals,
     receipt,
     report,
+    route,
     rules,
+    schedules,
     schema,
     steer,
     tail,
@@ -35,18 +39,22 @@ def tree() -> typer.Typer:
     for panel, commands in _PANELS.items():
         for command in commands:
             app.command(rich_help_panel=panel, cls=PlainCommand)(command)
-    for group in (rules, budget):
-        app.add_typer(group.build(), rich_help_panel="Steer")
+    for panel, groups in _GROUPS.items():
+        for group in groups:
+            app.add_typer(group.build(), rich_help_panel=panel)
     return app
 
 
 _PANELS = {
-    "Run": (init.init, talk.run, talk.chat, play.play),
+    "Run": (init.init, talk.run, talk.chat, play.play, route.route),
     "Run by themselves": (up.up, up.on, up.off),
     "Look": (look.sessions, look.show, tail.tail, receipt.receipt, report.report, exporting.export),
     "Steer": (decide.inbox, decide.approve, decide.deny, steer.halt, steer.resume, steer.cancel),
     "Trust": (play.trust, audit.audit, journal.verify, journal.erase, drill.drill, doctor.doctor, schema.schema),
 }
+
+
+_GROUPS = {"Run by themselves": (schedules,), "Look": (findings, proposals), "Steer": (rules, budget)}
 
 
 def _show_version(wanted: bool) -> None:

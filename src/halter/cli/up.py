@@ -169,22 +169,43 @@ class Lines:
 def on(
     agent: NamedArgument, *, reason: ReasonOption = "", store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
-    """Switch an agent on: where `halter up` runs it, its next session begins at once."""
+    """Switch an agent on: where `halter up` runs it, its next session begins at once.
 
-    async def job(app: App) -> tuple[str, bool]:
+    Of a folder it is said before what a night may cost at worst, and what the agent costs if nothing happens.
+    """
+
+    async def job(app: App) -> tuple[str, bool, dict[str, int | None]]:
         from halter.app.up import turn_on
 
         only_a_person(app, "switch an agent on")
         name, known = await _meant(app, agent)
+        costs = await _costs(app, Path(agent), name, as_json=as_json)
         await turn_on(app, name, reason)
-        return name, known
+        return name, known, costs
 
-    name, known = with_app(store, job)
+    name, known, costs = with_app(store, job)
     if as_json:
-        answer_json({"agent": name, "on": True, "known": known})
+        answer_json({"agent": name, "on": True, "known": known, **costs})
         return
     say(f"{name} is on: it runs wherever `halter up` is given its folder.")
     _unless(known, name)
+
+
+async def _costs(app: App, folder: Path, name: str, *, as_json: bool) -> dict[str, int | None]:
+    """Say what an agent may cost before it is switched on, if its folder is named and can be read."""
+    if not (folder / AGENT_FILE).is_file():
+        return {}
+    from halter.app.most import at_most
+    from halter.app.nights import costs
+    from halter.app.unrun import read_folder
+
+    written = read_folder(folder, app.settings.fleet)
+    if written.policy.name != name:
+        return {}
+    found = await costs(app.store, written.policy, written.read, app.clock.now())
+    for sentence in () if as_json else (await at_most(app, written.policy), *found.told()):
+        say(sentence, at_once=True)
+    return {"worst_night_usd": found.worst_night, "idle_month_usd": found.idle_month}
 
 
 def off(

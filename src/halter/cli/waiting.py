@@ -8,7 +8,6 @@ from halter.app import App
 from halter.cli.command import WRONG_USE, fail
 from halter.core.durations import shown_duration
 from halter.core.ports import Query
-from halter.core.text import from_body
 from halter.guard.approvals import Open
 
 
@@ -16,11 +15,6 @@ class Waiting(Open, frozen=True):
     """A decision that waits, with the facts of the question."""
 
     facts: bytes | None = None
-
-    @property
-    def shown(self) -> str:
-        """What was to be shown to the person who decides."""
-        return from_body(self.body or b"")
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -91,6 +85,12 @@ def _words(one: Waiting) -> tuple[str, str, str, str]:
         case "changed_tool":
             what = f"{one.name} is new or has changed since somebody agreed to it."
             return what, one.shown, f"It may be used as it is now: {yes}", f"It stays out of use: {no}"
+        case "schedule":
+            what = f"May {one.agent} do this by itself, at these times?"
+            return what, one.shown, f"It is planned exactly so: {yes}", f"Nothing is planned: {no}"
+        case "proposal":
+            what = f"Shall this {one.name} be kept for later sessions of {one.agent}?"
+            return what, one.shown, f"It is kept: {yes}", f"It is dismissed: {no}"
         case _:
             danger = f"{one.level}, risk {one.risk}" if one.risk else one.level
             what = f"May {one.name} be called? ({danger})"

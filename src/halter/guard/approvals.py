@@ -9,18 +9,42 @@ from hashlib import sha256
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
-from halter.core.events import AnyEvent, CostCapReached, DecisionAsked, DecisionMade, RuleEnded, RuleMade, ToolPinned
-from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide, session_stream
+from halter.core.events import (
+    CostCapReached,
+    DecisionAsked,
+    DecisionMade,
+    ProposalDecided,
+    RuleEnded,
+    RuleMade,
+    ToolPinned,
+    TriggerMade,
+)
+from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide, session_stream, trigger_stream
+from halter.core.left import Proposal
 from halter.core.money import Account, shown
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.row import RowKey
 from halter.core.rows import DecisionRow, PinRow, RuleRow
-from halter.core.text import to_body
+from halter.core.task_project import rows_of_event
+from halter.core.task_rows import TriggerRow
+from halter.core.text import from_body, to_body
+from halter.core.triggered import TriggerKind
 from halter.core.vocabulary import DecisionKind, RuleScope, Verdict
 from halter.guard.judge import edit_digest
 from halter.guard.purse import change_cap
 from halter.guard.rules import Matcher, written
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """A trigger that a person is asked about: what they are shown, and what comes to be if they say yes."""
+
+    shown: str
+    trigger: str
+    type: TriggerKind
+    digest: str
+    made: msgspec.Raw
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -46,6 +70,20 @@ class Open(msgspec.Struct, frozen=True):
         """Where the answer goes: to the session that waits for it, or to the fleet where none does."""
         return inbox_stream(self.session) if self.session else FLEET
 
+    @property
+    def shown(self) -> str:
+        """What was to be shown to the person who decides."""
+        if self.about != "schedule":
+            return from_body(self.body or b"")
+        planned = self.planned()
+        return "(erased)" if planned is None else planned.shown
+
+    def planned(self) -> Planned | None:
+        """Read the trigger that is asked about; None if it is not, or no longer, the one that the digest names."""
+        if self.about != "schedule" or sha256(self.body or b"").hexdigest() != self.digest:
+            return None
+        return msgspec.json.decode(self.body or b"", type=Planned)
+
 
 async def needs_you(store: Store) -> Sequence[Open]:
     """List what waits for a person, the longest waiting first."""
@@ -63,6 +101,21 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     expires_in: int
     shown: str
     agent: str = ""
+
+
+def about_trigger(agent: str, planned: Planned, expires_in: int) -> Question:
+    """Ask whether a trigger may come to be: nothing of it exists before."""
+    body = msgspec.json.encode(planned)
+    return Question(
+        decision=f"schedule/{planned.trigger}",
+        about="schedule",
+        subject=planned.trigger,
+        name=planned.trigger.partition("/")[2],
+        digest=sha256(body).hexdigest(),
+        expires_in=expires_in,
+        shown=from_body(body),
+        agent=agent,
+    )
 
 
 def ask(question: Question, lease: Lease | None = None) -> Write:
@@ -103,10 +156,14 @@ def cap_question(refused: str, name: str, cap: CostCapReached, expires_in: int) 
 
 
 class Then(msgspec.Struct, frozen=True):
-    """What an answer leads to besides itself, and the rows that this takes; all of it is said to the whole fleet."""
+    """What an answer leads to besides itself, and the rows and streams that this takes.
 
-    events: Callable[[Rows], Sequence[AnyEvent]] = lambda _: ()
+    What names no stream is said to the whole fleet. None means that it cannot be done any more: then nothing is.
+    """
+
+    drafts: Callable[[Rows], Sequence[Draft] | None] = lambda _: ()
     reads: Sequence[RowKey] = ()
+    others: Sequence[StreamId] = ()
 
 
 ALONE: Final = Then()
@@ -114,11 +171,43 @@ ALONE: Final = Then()
 
 def decide(asked: Open, verdict: Verdict, by: str, key: str, reason: str = "") -> Write:
     """Say yes or no. The session wakes by it."""
-    then = ALONE
+    return _answer(asked, _made(asked, verdict, by, reason), key, _following(asked, verdict, by, reason))
+
+
+def _following(asked: Open, verdict: Verdict, by: str, reason: str) -> Then:
+    """Tell what a plain yes or no leads to."""
+    if asked.about == "proposal":
+        return _kept(asked, verdict, by, reason)
     if verdict == "approve" and asked.about == "changed_tool":
         pinned = ToolPinned(agent=asked.agent, tool=asked.name, digest=asked.digest, by=by)
-        then = Then(lambda _: [pinned], [(PinRow, (asked.agent, asked.name))])
-    return _answer(asked, _made(asked, verdict, by, reason), key, then)
+        return Then(lambda _: [Draft(pinned)], [(PinRow, (asked.agent, asked.name))])
+    if verdict == "approve" and asked.about == "schedule":
+        return _trigger(asked, by)
+    return ALONE
+
+
+def _trigger(asked: Open, by: str) -> Then:
+    """Let the trigger be that was shown, byte for byte; not where one of that name has come to be meanwhile."""
+    planned = asked.planned()
+    if planned is None:
+        return Then(lambda _: None)
+    event = TriggerMade(trigger=planned.trigger, agent=asked.agent, type=planned.type, by=by, digest=planned.digest)
+    stream = trigger_stream(planned.trigger)
+
+    def made(rows: Rows) -> Sequence[Draft] | None:
+        row = rows.get(TriggerRow, planned.trigger)
+        if row is not None and row.made_seq and row.ended_at is None:
+            return None
+        return [Draft(event, bytes(planned.made), stream=stream)]
+
+    return Then(made, rows_of_event(event), (stream,))
+
+
+def _kept(asked: Open, verdict: Verdict, by: str, reason: str) -> Then:
+    about = msgspec.convert(asked.name, type=Proposal)
+    status = "kept" if verdict == "approve" else "dismissed"
+    event = ProposalDecided(proposal=asked.subject, about=about, status=status, by=by, reason=reason)
+    return Then(lambda _: [Draft(event)], rows_of_event(event))
 
 
 def edit(asked: Open, arguments: bytes, by: str, key: str, reason: str = "") -> Write:
@@ -142,19 +231,18 @@ def always(asked: Open, rule: Rule, by: str, key: str, reason: str = "") -> Writ
     """Say yes, and yes to all calls of the same kind for a while."""
     owner = {"session": asked.session, "agent": asked.agent, "fleet": ""}[rule.scope]
 
-    def made(rows: Rows) -> Sequence[AnyEvent]:
-        return [
-            RuleMade(
-                rule=rule.id,
-                tool=asked.name,
-                scope=rule.scope,
-                owner=owner,
-                matcher=written(rule.matcher),
-                keys=rule.keys,
-                by=by,
-                expires_at=rows.now + rule.expires_in,
-            )
-        ]
+    def made(rows: Rows) -> Sequence[Draft]:
+        event = RuleMade(
+            rule=rule.id,
+            tool=asked.name,
+            scope=rule.scope,
+            owner=owner,
+            matcher=written(rule.matcher),
+            keys=rule.keys,
+            by=by,
+            expires_at=rows.now + rule.expires_in,
+        )
+        return [Draft(event)]
 
     return _answer(asked, _made(asked, "approve", by, reason), key, Then(made, [(RuleRow, (rule.id,))]))
 
@@ -173,8 +261,7 @@ def end_rule(rule: str, by: str, key: str, reason: str = "") -> Write:
 def raise_cap(asked: Open, account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
     """Say yes to a session that has come to its cap: the cap is raised, and the session goes on in place."""
     change = change_cap(account, cap, by, key, reason)
-    then = Then(lambda rows: [draft.event for draft in change.decide(rows)], change.reads)
-    return _answer(asked, _made(asked, "approve", by, reason), key, then)
+    return _answer(asked, _made(asked, "approve", by, reason), key, Then(change.decide, change.reads))
 
 
 def _made(asked: Open, verdict: Verdict, by: str, reason: str) -> DecisionMade:
@@ -190,6 +277,10 @@ def _answer(asked: Open, made: DecisionMade, key: str, then: Then = ALONE, body:
             return []
         if not may_decide(made.by):
             return []
-        return [Draft(made, body), *(Draft(event, stream=FLEET) for event in then.events(rows))]
+        more = then.drafts(rows)
+        if more is None:
+            return []
+        return [Draft(made, body), *(draft if draft.stream else replace(draft, stream=FLEET) for draft in more)]
 
-    return Write(asked.stream, key, judged, [(DecisionRow, (asked.decision,)), *then.reads], others=(FLEET,))
+    reads = [(DecisionRow, (asked.decision,)), *then.reads]
+    return Write(asked.stream, key, judged, reads, others=(FLEET, *then.others))

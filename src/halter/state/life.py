@@ -37,7 +37,11 @@ def start(
 
 
 def start_child(
-    event: SessionStarted, parent: Lease | None = None, task: bytes | None = None, more: Sequence[Draft] = ()
+    event: SessionStarted,
+    parent: Lease | None = None,
+    task: bytes | None = None,
+    more: Sequence[Draft] = (),
+    blob: Digest | None = None,
 ) -> Write:
     """Begin a sub-session whose cap is carved out of its parent's; without room there, nothing begins.
 
@@ -50,7 +54,7 @@ def start_child(
         verdict = reserve(event.carved, lambda leg: budget_row(rows, leg))
         match verdict:
             case Reserved():
-                beginning = [Draft(event, task), *more]
+                beginning = [Draft(event, task, blob), *more]
                 return [msgspec.structs.replace(draft, stream=stream) for draft in beginning]
             case CapReached() if parent is not None:
                 return [Draft(CostCapReached.refusing(event.session, event.agent, verdict))]

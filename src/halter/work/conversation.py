@@ -11,6 +11,7 @@ import msgspec
 
 from halter.brain import words
 from halter.brain.decide import After, Again, End, Park, after_turn
+from halter.brain.lastwords import last_words
 from halter.brain.loop import Hot, Loop
 from halter.brain.running import Running
 from halter.core.clock import Clock
@@ -193,8 +194,9 @@ class Conversation:
 
     async def _ended(self, end: End) -> Came | None:
         """End the session. Of its own accord it does not while somebody speaks to it, at this very moment."""
+        said = last_words(self._loop.messages)
         while not await self._running.end(
-            end.state, end.terminal_reason, self._seen if end.state == "COMPLETED" else None
+            end.state, end.terminal_reason, self._seen if end.state == "COMPLETED" else None, said
         ):
             seen, news = self._seen, await self._news()
             if self._seen == seen:
@@ -208,7 +210,7 @@ class Conversation:
         halt = await self._running.halted()
         if halt is None or not halt.cancels:
             return None
-        await self._running.end("CANCELLED", "cancelled")
+        await self._running.end("CANCELLED", "cancelled", last_words=last_words(self._loop.messages))
         return Came("CANCELLED", "cancelled", f"{halt.scope} was halted.")
 
     async def _rested_after(self, park: Park) -> Came | None:

@@ -206,6 +206,28 @@ ORDER BY i.quarantined_at, i.item;
 -- The run that a write of this key started.
 SELECT version, facts FROM events WHERE key = :key AND kind = 'run_started';
 
+-- name: open_of
+-- The sessions of one agent that are not over, the newest first.
+SELECT * FROM sessions WHERE agent = :agent AND ended_at IS NULL AND started_at > 0
+ORDER BY started_at DESC, session DESC LIMIT :limit;
+
+-- name: ended_of
+-- The sessions of one agent that are over, the newest first.
+SELECT * FROM sessions WHERE agent = :agent AND ended_at IS NOT NULL
+ORDER BY ended_at DESC, session DESC LIMIT :limit;
+
+-- name: children_of
+-- The sub-sessions of a session that are not over.
+SELECT * FROM sessions WHERE parent = :session AND ended_at IS NULL AND started_at > 0 ORDER BY started_at, session;
+
+-- name: task_costs
+-- What an agent's newest tasks cost that are over.
+SELECT CAST(COALESCE(p.usd, 0) AS BIGINT) AS usd FROM sessions s
+LEFT JOIN (SELECT session, SUM(usd) AS usd FROM spends WHERE agent = :agent AND at >= :since GROUP BY session) p
+    ON p.session = s.session
+WHERE s.agent = :agent AND s.kind = 'task' AND s.started_at >= :since AND s.ended_at IS NOT NULL
+ORDER BY s.ended_at DESC LIMIT :limit;
+
 -- name: trigger_costs
 -- What the sessions of a trigger cost that are over.
 SELECT p.session, CAST(SUM(p.usd) AS BIGINT) AS usd FROM spends p JOIN sessions s ON s.session = p.session
@@ -228,6 +250,24 @@ WHERE p.agent = :agent AND p.status = 'kept' ORDER BY p.observed_count DESC, p.f
 SELECT f.*, e.body, e.blob FROM findings f
 LEFT JOIN events e ON e.stream = 'session:' || f.session AND e.seq = f.emitted_seq
 WHERE f.session = :session ORDER BY f.emitted_seq;
+
+-- name: findings_said
+-- What sessions found, the newest first, with the words.
+SELECT f.*, e.body, e.blob FROM findings f
+LEFT JOIN events e ON e.stream = 'session:' || f.session AND e.seq = f.emitted_seq
+WHERE f.emitted_at > 0 ORDER BY f.emitted_at DESC, f.finding LIMIT :limit;
+
+-- name: memories_said
+-- What sessions want remembered, the newest first, with the words.
+SELECT m.*, e.body, e.blob FROM memories m
+LEFT JOIN events e ON e.stream = 'session:' || m.session AND e.seq = m.proposed_seq
+WHERE m.proposed_at > 0 ORDER BY m.proposed_at DESC, m.memory LIMIT :limit;
+
+-- name: precedents_said
+-- The cases that sessions met, those met last first, with the words.
+SELECT p.*, e.body, e.blob FROM precedents p
+LEFT JOIN events e ON e.stream = 'session:' || p.session AND e.seq = p.proposed_seq
+WHERE p.observed_count > 0 ORDER BY p.last_at DESC, p.precedent LIMIT :limit;
 
 -- name: notifications_due
 -- What is to be told now, the oldest first.

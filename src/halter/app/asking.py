@@ -1,0 +1,175 @@
+"""The front door: a message is routed before any model sees it, and what needs none is answered here.
+
+Which way a message took, and why, is an event. It stands in the session's inbox and wakes nobody.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from halter.app import planning, quick
+from halter.app.delegating import delegate, names_of, neighbours, spoken_for
+from halter.app.scripts import play
+from halter.app.speaking import Speaking
+from halter.app.talking import begin, say
+from halter.brain.fastpaths import Plain, Surroundings
+from halter.brain.loop import NOBODY, Watching
+from halter.brain.recurrence import Unclear
+from halter.brain.route import Delegated, Routed, Scheduled, Script, route
+from halter.brain.running import Waits
+from halter.core.errors import ConfigError
+from halter.core.events import MessageRouted
+from halter.core.ids import FLEET, inbox_stream
+from halter.core.ports import Draft, Query, Write, kept
+from halter.core.rows import SessionRow
+from halter.core.task_rows import TriggerRow
+from halter.core.vocabulary import SessionKind
+from halter.work.playbooks import Tell
+
+ANSWER: Final = Routed("strategy", "GOAL", "It answers what the agent asked.", Plain())
+
+
+class Handled(msgspec.Struct, frozen=True):
+    """A message that is done with: what it was answered, and by which other session, if by one."""
+
+    routed: Routed
+    answer: str
+    ok: bool = True
+    session: str = ""
+
+
+class ToModel(msgspec.Struct, frozen=True):
+    """A message that the session's own model has to answer; unless it was `told`, it has yet to be said to it."""
+
+    routed: Routed
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """Whoever watches while another session does what a message asks for; `began` hears that its own has begun."""
+
+    watching: Watching = NOBODY
+    waits: Waits = lambda _, __: None
+    stepped: Tell = lambda _, __: None
+    began: Callable[[], None] = lambda: None
+
+
+UNSEEN: Final = Showing()
+
+
+async def surroundings(speaking: Speaking) -> Surroundings:
+    """Tell the names that mean something in a message to this agent."""
+    agent, store = speaking.agent, speaking.store
+    name, tasks = agent.policy.name, agent.read.tasks
+    rows = await store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
+    planned = [row.trigger.partition("/")[2] for row in rows]
+    return Surroundings(
+        agent=name,
+        now=speaking.app.clock.now(),
+        timezone=agent.policy.caps.zone,
+        has_tools=bool(names_of(speaking)),
+        agents=tuple(neighbours(agent.place)),
+        playbooks=tuple(agent.playbooks),
+        schedules=tuple(dict.fromkeys([*planned, *(each.name for each in tasks.triggers())])),
+        fields=tuple(agent.read.pacing.fields),
+        decisions=tuple(one.decision for one in await quick.waiting(speaking) if one.agent == name),
+    )
+
+
+async def heard(
+    speaking: Speaking,
+    session: str,
+    text: str,
+    *,
+    kind: SessionKind = "chat",
+    answering: bool = False,
+    showing: Showing = UNSEEN,
+) -> Handled | ToModel:
+    """Route what a person says to a session, and do what needs no model of its own.
+
+    A session need not have begun: it begins only for what is a part of it. Who is `answering` a question of the agent's
+    is heard by its model, unless they say halt.
+    """
+    routed = route(text, await surroundings(speaking))
+    if answering and routed.route != "halt":
+        routed = ANSWER
+    if routed.route != "strategy":
+        return await _answered(speaking, session, text, routed)
+    return await _done(speaking, session, text, routed, kind, showing)
+
+
+async def _answered(speaking: Speaking, session: str, text: str, routed: Routed) -> Handled:
+    answer = await quick.answered(speaking, routed, session)
+    await _written(speaking, session, routed, text, answer)
+    return Handled(routed, answer)
+
+
+async def _done(
+    speaking: Speaking, session: str, text: str, routed: Routed, kind: SessionKind, showing: Showing
+) -> Handled | ToModel:
+    match routed.details:
+        case Scheduled() as said:
+            answer = (await planning.propose(speaking, said)).sentence
+        case Unclear(sentence=answer):
+            pass
+        case Delegated() as said:
+            return await _delegated(speaking, session, text, routed, said, kind, showing)
+        case Script() as said:
+            await _written(speaking, session, routed, text)
+            return await _played(speaking, routed, said, showing)
+        case _:
+            await _written(speaking, session, routed, text)
+            return ToModel(routed)
+    await _written(speaking, session, routed, text, answer)
+    return Handled(routed, answer)
+
+
+async def _delegated(
+    speaking: Speaking, session: str, text: str, routed: Routed, said: Delegated, kind: SessionKind, showing: Showing
+) -> Handled | ToModel:
+    """Let another agent do it. Its last words answer in a chat; whoever was given a task answers with them itself."""
+    try:
+        async with spoken_for(speaking, said.agent) as other:
+            await tell(speaking, session, text, kind)
+            showing.began()
+            await _written(speaking, session, routed, text)
+            came = await delegate(speaking, session, other, said.task, showing.watching, showing.waits)
+    except ConfigError as error:
+        return Handled(routed, str(error), ok=False)
+    if kind == "task" and came.over:
+        return ToModel(routed, told=True)
+    return Handled(routed, came.words, came.ok, came.session)
+
+
+async def _played(speaking: Speaking, routed: Routed, said: Script, showing: Showing) -> Handled:
+    try:
+        played = await play(speaking, said, showing.stepped, showing.waits)
+    except ConfigError as error:
+        return Handled(routed, str(error), ok=False)
+    return Handled(routed, played.sentence, played.ok, played.session)
+
+
+async def tell(speaking: Speaking, session: str, text: str, kind: SessionKind) -> None:
+    """Say something to a session, or begin it with that."""
+    if await _has_begun(speaking, session):
+        await say(speaking, session, text)
+    else:
+        await begin(speaking, text, kind, session)
+
+
+async def _has_begun(speaking: Speaking, session: str) -> bool:
+    rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))
+    return bool(rows) and rows[0].started_at > 0
+
+
+async def _written(speaking: Speaking, session: str, routed: Routed, text: str, answer: str = "") -> None:
+    """Write down which way a message took: in the session's inbox, or where all can see it if there is no session."""
+    redact = speaking.gatehouse().redacted
+    said = {"text": redact(text), **({"answer": redact(answer)} if answer else {})}
+    body, blob = await kept(speaking.store, msgspec.json.encode(said))
+    event = MessageRouted(route=routed.route, strategy=routed.strategy or "", why=redact(routed.why))
+    stream = inbox_stream(session) if await _has_begun(speaking, session) else FLEET
+    await speaking.store.commit(Write(stream, speaking.app.ids.new(), lambda _: [Draft(event, body, blob)]))

@@ -1,0 +1,206 @@
+"""What sessions left behind, and what people make of it: kept, dismissed, or taken into an agent's own context file."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from halter.app.opened import App
+from halter.app.tasking import FoundRow
+from halter.config.agent import read_agent
+from halter.core.errors import ConfigError
+from halter.core.events import ProposalDecided
+from halter.core.ids import FLEET, Digest, may_decide
+from halter.core.left import Kept, Proposal
+from halter.core.ports import Draft, Query, Rows, Store, Write
+from halter.core.task_project import rows_of_event
+from halter.core.text import from_body
+from halter.guard import approvals
+
+MOST: Final = 1000
+CONTEXT_FILE: Final = "AGENTS.md"
+HEADING: Final = "## Learned from earlier sessions"
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a session left behind, with its words; `status` is what a person made of it, if one did."""
+
+    id: str
+    about: Proposal
+    agent: str
+    session: str
+    at: int
+    text: str
+    status: str = ""
+    by: str = ""
+    severity: str = ""
+    support: str = ""
+    review: str = ""
+    observed_count: int = 1
+
+
+class _Memory(msgspec.Struct, frozen=True):
+    memory: str
+    agent: str
+    session: str
+    proposed_at: int
+    status: str
+    by: str
+    body: bytes | None
+    blob: Digest | None
+
+
+class _Precedent(msgspec.Struct, frozen=True):
+    precedent: str
+    agent: str
+    kind: str
+    session: str
+    last_at: int
+    observed_count: int
+    status: str
+    by: str
+    body: bytes | None
+    blob: Digest | None
+
+
+class _Finding(FoundRow, frozen=True, kw_only=True):
+    session: str
+    agent: str
+    emitted_at: int
+    status: str
+    by: str
+
+
+async def proposals(store: Store) -> Sequence[Left]:
+    """List what sessions propose to be kept, the newest first."""
+    found: list[Left] = []
+    for row in await store.ask(Query("memories_said", _Memory, {"limit": MOST})):
+        text = await _said(store, row.body, row.blob)
+        found.append(
+            Left(
+                id=row.memory,
+                about="memory",
+                agent=row.agent,
+                session=row.session,
+                at=row.proposed_at,
+                text=text,
+                status=row.status,
+                by=row.by,
+            )
+        )
+    for row in await store.ask(Query("precedents_said", _Precedent, {"limit": MOST})):
+        text = f"{row.kind}: {await _said(store, row.body, row.blob)}"
+        found.append(
+            Left(
+                id=row.precedent,
+                about="precedent",
+                agent=row.agent,
+                session=row.session,
+                at=row.last_at,
+                text=text,
+                status=row.status,
+                by=row.by,
+                observed_count=row.observed_count,
+            )
+        )
+    return sorted(found, key=lambda left: (-left.at, left.id))
+
+
+async def findings(store: Store, session: str = "") -> Sequence[Left]:
+    """List what sessions found, or one of them, the newest first."""
+    rows = await store.ask(Query("findings_said", _Finding, {"limit": MOST}))
+    return [await _finding(store, row) for row in rows if session in ("", row.session)]
+
+
+async def _finding(store: Store, row: _Finding) -> Left:
+    if row.blob is not None:
+        row = msgspec.structs.replace(row, body=await _bytes(store, row.body, row.blob), blob=None)
+    return Left(
+        id=row.finding,
+        about="finding",
+        agent=row.agent,
+        session=row.session,
+        at=row.emitted_at,
+        text=row.words(),
+        status=row.status,
+        by=row.by,
+        severity=row.severity,
+        support=row.support,
+        review=row.review,
+    )
+
+
+async def _said(store: Store, body: bytes | None, blob: Digest | None) -> str:
+    found = await _bytes(store, body, blob)
+    return "(erased)" if found is None else from_body(found)
+
+
+async def _bytes(store: Store, body: bytes | None, blob: Digest | None) -> bytes | None:
+    if blob is None:
+        return body
+    try:
+        return await store.get(blob)
+    except KeyError:
+        return None
+
+
+async def settle(app: App, left: Left, status: Kept, reason: str = "") -> bool:
+    """Write down what a person makes of it. Where a question about it waits, this is the answer."""
+    by, key = app.settings.person, app.ids.new()
+    for one in await approvals.needs_you(app.store):
+        if one.decision == f"proposal/{left.id}" and one.expires_at > app.clock.now():
+            write = approvals.decide(one, "deny" if status == "dismissed" else "approve", by, app.ids.new(), reason)
+            answered = bool((await app.store.commit(write)).events)
+            if status != "promoted" or not answered:
+                return answered
+    event = ProposalDecided(proposal=left.id, about=left.about, status=status, by=by, reason=reason)
+
+    def decide(_: Rows) -> Sequence[Draft]:
+        return [Draft(event)] if may_decide(by) else []
+
+    return bool((await app.store.commit(Write(FLEET, key, decide, rows_of_event(event)))).events)
+
+
+def promoted(folder: Path, left: Left) -> str:
+    """Tell what the agent's context file says with it. One that holds it already stays as it is."""
+    agent = read_agent(folder).spec.name
+    if agent != left.agent:
+        raise ConfigError(f"{left.id} is a {left.about} of {left.agent}, and {folder} is the folder of {agent}.")
+    file = folder / CONTEXT_FILE
+    before = file.read_text("utf-8") if file.exists() else ""
+    if f"({left.id})" in before:
+        return before
+    line = f"- {' '.join(left.text.split())} ({left.id})"
+    if HEADING in before.splitlines():
+        return _below(before, line)
+    return f"{before.rstrip()}\n\n{HEADING}\n\n{line}\n".lstrip()
+
+
+def _below(before: str, line: str) -> str:
+    """Put a line at the end of what stands below the heading."""
+    lines = before.splitlines()
+    start = lines.index(HEADING) + 1
+    end = next((at for at in range(start, len(lines)) if lines[at].startswith("#")), len(lines))
+    while end > start and not lines[end - 1].strip():
+        end -= 1
+    return "\n".join([*lines[:end], line, *lines[end:]]) + "\n"
+
+
+def write_context(folder: Path, text: str) -> None:
+    """Put the context file in its place, whole or not at all."""
+    file = folder / CONTEXT_FILE
+    mode = file.stat().st_mode & 0o777 if file.exists() else 0o644
+    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{CONTEXT_FILE}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as new:
+            new.write(text)
+            new.flush()
+            os.fsync(new.fileno())
+        Path(name).chmod(mode)
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

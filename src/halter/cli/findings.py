@@ -1,0 +1,61 @@
+"""`halter findings`: what sessions found, and what a person makes of it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from halter.app import App
+from halter.cli.command import JsonOption, ReasonOption, StoreOption, with_app
+from halter.cli.named import session_meant
+from halter.cli.plain import ListingGroup, PlainCommand
+from halter.cli.proposals import IdArgument, settle, show_left
+
+if TYPE_CHECKING:
+    from halter.app.keeping import Left
+
+
+def build() -> typer.Typer:
+    """Make the group of commands."""
+    group = typer.Typer(name="findings", cls=ListingGroup, help="Show what sessions found; keep or dismiss it.")
+    for name, command in (("list", show), ("keep", keep), ("dismiss", dismiss)):
+        group.command(name, cls=PlainCommand)(command)
+    return group
+
+
+def show(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="Only those of this session.")] = "",
+    *,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what sessions found, the newest first, with what was checked of it."""
+
+    async def job(app: App) -> "Sequence[Left]":
+        from halter.app.keeping import findings
+
+        return await findings(app.store, (await session_meant(app, session)).session if session else "")
+
+    show_left(with_app(store, job), "Nothing was found yet.", as_json=as_json)
+
+
+def keep(
+    id: IdArgument,  # noqa: A002 It is the word for it everywhere.
+    *,
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep it."""
+    settle(id, "kept", "findings", reason, store, as_json=as_json)
+
+
+def dismiss(
+    id: IdArgument,  # noqa: A002 It is the word for it everywhere.
+    *,
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Dismiss it."""
+    settle(id, "dismissed", "findings", reason, store, as_json=as_json)

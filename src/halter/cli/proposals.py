@@ -1,0 +1,147 @@
+"""`halter proposals`: what agents want remembered, and what a person makes of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from halter.app import App
+from halter.cli.answer import answer_block, answer_json, say
+from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, ReasonOption, StoreOption, fail, only_a_person, with_app
+from halter.cli.moments import written
+from halter.cli.plain import ListingGroup, PlainCommand
+from halter.core.left import Kept
+
+if TYPE_CHECKING:
+    from halter.app.keeping import Left
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Its id; the beginning will do.")]
+
+
+def build() -> typer.Typer:
+    """Make the group of commands."""
+    group = typer.Typer(
+        name="proposals", cls=ListingGroup, help="Show what agents want remembered; keep or dismiss it."
+    )
+    for name, command in (("list", show), ("keep", keep), ("dismiss", dismiss), ("promote", promote)):
+        group.command(name, cls=PlainCommand)(command)
+    return group
+
+
+def show(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List memories and precedents that agents propose, the newest first, with what became of them."""
+    from halter.app.keeping import proposals
+
+    found = with_app(store, lambda app: proposals(app.store))
+    show_left(found, "No agent has proposed anything yet.", as_json=as_json)
+
+
+def show_left(found: "Sequence[Left]", empty: str, *, as_json: bool) -> None:
+    """Show what sessions left behind."""
+    if as_json:
+        answer_json(found)
+        return
+    if not found:
+        say(empty)
+    for left in found:
+        answer_block("", _facts(left))
+
+
+def _facts(left: "Left") -> list[tuple[str, str]]:
+    checked = ", ".join(part for part in (left.severity, left.support, left.review) if part)
+    return [
+        (left.about, left.id),
+        ("says", left.text),
+        ("from", f"{left.agent}, session {left.session}, {written(left.at)}"),
+        ("seen", f"{left.observed_count} times" if left.observed_count > 1 else ""),
+        ("checked", checked),
+        ("status", f"{left.status} by {left.by}" if left.status else "open"),
+    ]
+
+
+def keep(
+    id: IdArgument,  # noqa: A002 It is the word for it everywhere.
+    *,
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep it: later sessions of its agent are told of it."""
+    settle(id, "kept", "proposals", reason, store, as_json=as_json)
+
+
+def dismiss(
+    id: IdArgument,  # noqa: A002 It is the word for it everywhere.
+    *,
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Dismiss it: no session is told of it."""
+    settle(id, "dismissed", "proposals", reason, store, as_json=as_json)
+
+
+def settle(wanted: str, status: Kept, among: str, reason: str, store: str | None, *, as_json: bool) -> None:
+    """Let a person say what becomes of something."""
+
+    async def job(app: App) -> str:
+        from halter.app import keeping
+
+        only_a_person(app, "decide what is kept")
+        found = await (keeping.findings(app.store) if among == "findings" else keeping.proposals(app.store))
+        left = meant(found, wanted, among)
+        if not await keeping.settle(app, left, status, reason):
+            fail(f"{left.id} was decided by somebody else at this very moment.", NOT_FINE)
+        return left.id
+
+    whole = with_app(store, job)
+    if as_json:
+        answer_json({"subject": whole, "done": True, "status": status})
+    else:
+        say(f"{whole} is {status}.")
+
+
+def meant(found: "Sequence[Left]", wanted: str, among: str) -> "Left":
+    """Find what an id names by its beginning."""
+    some = [left for left in found if left.id.startswith(wanted)]
+    exact = [left for left in some if left.id == wanted]
+    if len(exact or some) == 1:
+        return (exact or some)[0]
+    if not some:
+        return fail(f"None of them begins with {wanted!r}: look at halter {among}.", WRONG_USE)
+    return fail(f"{wanted!r} could be any of {', '.join(left.id for left in some)}.", WRONG_USE)
+
+
+def promote(
+    id: IdArgument,  # noqa: A002 It is the word for it everywhere.
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The agent's folder.")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write it into the agent's own AGENTS.md, which all of its sessions read. It is shown and asked about first."""
+    if as_json and not yes:
+        fail("Nobody can be asked here: add --yes, if you have looked at it.", WRONG_USE)
+
+    async def job(app: App) -> str:
+        from halter.app import keeping
+
+        only_a_person(app, "promote anything")
+        left = meant(await keeping.proposals(app.store), id, "proposals")
+        text = keeping.promoted(folder, left)
+        if not yes:
+            say(f"{folder / keeping.CONTEXT_FILE} would say:\n\n{text}", at_once=True)
+            if not typer.confirm("Write it so?"):
+                fail("Nothing was written.", NOT_FINE)
+        keeping.write_context(folder, text)
+        await keeping.settle(app, left, "promoted", reason)
+        return left.id
+
+    whole = with_app(store, job)
+    if as_json:
+        answer_json({"subject": whole, "done": True, "status": "promoted"})
+    else:
+        say(f"{whole} stands in {folder}/AGENTS.md now: every session of the agent reads it.")

@@ -1,0 +1,212 @@
+"""`halter schedules`: what starts sessions, and a person's word about it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from halter.app import App
+from halter.cli.answer import answer_json, answer_table, counted, say
+from halter.cli.command import (
+    NOT_FINE,
+    WRONG_USE,
+    JsonOption,
+    ReasonOption,
+    StoreOption,
+    fail,
+    only_a_person,
+    with_app,
+)
+from halter.cli.moments import moment
+from halter.cli.plain import ListingGroup, PlainCommand
+from halter.cli.talk import AGENT_FILE, speaking_with
+from halter.core.durations import shown_duration
+from halter.core.events import ItemReleased
+from halter.core.ports import Query
+from halter.core.rows import SessionRow
+from halter.core.task_rows import ItemRow, TriggerRow
+
+SHORT: Final = 16
+"""So much of a document's digest is shown, and names it."""
+
+TriggerArgument = Annotated[str, typer.Argument(metavar="TRIGGER", help="A trigger, as in desk/nightly.")]
+
+
+def build() -> typer.Typer:
+    """Make the group of commands."""
+    group = typer.Typer(
+        name="schedules",
+        cls=ListingGroup,
+        help="Show what starts sessions, run it now, or end it.",
+        no_args_is_help=False,
+    )
+    for name, command in (("list", show), ("run", run), ("cancel", cancel), ("retry", retry)):
+        group.command(name, cls=PlainCommand)(command)
+    return group
+
+
+def show(
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Only those of this agent.")] = "",
+    *,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List schedules, watches and webhooks: when they run next, what they last did, and what waits there."""
+    from halter.app.planned import Plan, plans
+
+    async def job(app: App) -> tuple[Sequence[Plan], int]:
+        return await plans(app.store, app.clock.now(), agent), app.clock.now()
+
+    found, now = with_app(store, job)
+    if as_json:
+        answer_json(found)
+        return
+
+    def line(plan: Plan) -> list[str]:
+        due = "" if plan.next_at is None else f"in {shown_duration(max(0, plan.next_at - now))}"
+        last = "" if plan.last_at is None else f"{moment(plan.last_at, now)}, {plan.session}"
+        return [
+            plan.trigger,
+            plan.when,
+            due,
+            last,
+            _waits(plan.waiting, len(plan.quarantined), plan.delayed),
+            plan.made_by,
+        ]
+
+    columns = ["trigger", "when", "next", "last run", "waits", "made by"]
+    empty = "Nothing is planned. Say it to an agent, or write it into its agent.yaml."
+    answer_table("Schedules", columns, [line(plan) for plan in found], long="trigger when waits", empty=empty)
+    for plan in found:
+        for item in plan.quarantined:
+            say(f"{plan.trigger}: {item.name} is left to you. Let it be tried anew: {_anew(plan.trigger, item.item)}")
+
+
+def _waits(waiting: int, quarantined: int, delayed: str) -> str:
+    parts = [f"{waiting} waiting" if waiting else "", f"{quarantined} left to you" if quarantined else "", delayed]
+    return ", ".join(part for part in parts if part)
+
+
+def _anew(trigger: str, item: str) -> str:
+    return f"halter schedules retry {trigger} {item[:SHORT]}"
+
+
+def run(
+    trigger: TriggerArgument,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The document of a watch, or the delivery of a webhook.")
+    ] = None,
+    *,
+    agent: Annotated[
+        Path, typer.Option("--agent", metavar="FOLDER", help="The agent's folder; the current one, or AGENT in it.")
+    ] = Path(),
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a trigger now, here, on the same path that its time or a document takes. Leaves with 1 if it fails."""
+    name, _, own = trigger.partition("/")
+    folder = next((each for each in (agent, agent / name) if (each / AGENT_FILE).is_file()), None)
+    if not own:
+        fail(f"{trigger!r} is no trigger: write AGENT/NAME, as halter schedules shows it.", WRONG_USE)
+    if folder is None:
+        fail(f"There is no {AGENT_FILE} in {agent}: name the folder of {name} with --agent FOLDER.", WRONG_USE)
+
+    async def job(app: App) -> tuple[SessionRow, bool]:
+        from halter.app.byhand import attended_here, run_now
+
+        only_a_person(app, "run a trigger by hand")
+        async with speaking_with(app, folder) as speaking:
+            if speaking.agent.policy.name != name:
+                fail(f"{folder} is the folder of {speaking.agent.policy.name}, not of {name}.", WRONG_USE)
+            session = await run_now(speaking, folder, own, file)
+            if not as_json:
+                say(f"Session {session}", at_once=True)
+            here = await attended_here(speaking, folder, session)
+            (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
+            return row, here
+
+    row, here = with_app(store, job, new=True, following=True)
+    if as_json:
+        answer_json(row)
+    elif not here:
+        say("Another process has taken it up: look at halter sessions.")
+    else:
+        say(f"{row.state}{f', {row.terminal_reason}' if row.terminal_reason else ''}: halter receipt {row.session}")
+    if row.ended_at is not None and row.state != "COMPLETED":
+        raise typer.Exit(NOT_FINE)
+
+
+def cancel(
+    trigger: TriggerArgument, *, reason: ReasonOption = "", store: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Let a trigger start nothing any more. One that stands in an agent's file is removed there."""
+
+    async def job(app: App) -> None:
+        from halter.app.runs import FROM_FILE, end
+
+        only_a_person(app, "end a trigger")
+        row = await _trigger(app, trigger)
+        if row.made_by == FROM_FILE:
+            fail(f"{trigger} stands in agent.yaml, and would come back: remove it there.", NOT_FINE)
+        committed = await app.store.commit(end(row, app.settings.person, reason))
+        if row.ended_at is not None or not committed.events:
+            fail(f"{trigger} is over already.", NOT_FINE)
+
+    with_app(store, job)
+    _done(trigger, f"{trigger} is cancelled: it starts nothing any more.", as_json=as_json)
+
+
+def retry(
+    trigger: TriggerArgument,
+    item: Annotated[
+        str, typer.Argument(metavar="ITEM", help="A document, by its name or the beginning of its digest.")
+    ],
+    *,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a document be tried anew that was left to you."""
+
+    async def job(app: App) -> str:
+        from halter.app.runs import tell
+
+        only_a_person(app, "let a document be tried anew")
+        row = await _item(app, trigger, item)
+        event = ItemReleased(trigger=trigger, item=row.item, by=app.settings.person)
+        await app.store.commit(tell(trigger, f"released/{app.ids.new()}", event))
+        return row.name
+
+    name = with_app(store, job)
+    _done(trigger, f"{name} is tried anew by {trigger}.", as_json=as_json)
+
+
+async def _trigger(app: App, trigger: str) -> TriggerRow:
+    rows = [row for row in await app.store.ask(Query("all_triggers", TriggerRow)) if row.made_seq]
+    found = [row for row in rows if row.trigger == trigger]
+    if not found:
+        names = ", ".join(row.trigger for row in rows if row.ended_at is None) or "none"
+        fail(f"There is no trigger {trigger!r}; there are: {names}.", WRONG_USE)
+    return found[0]
+
+
+async def _item(app: App, trigger: str, item: str) -> ItemRow:
+    await _trigger(app, trigger)
+    rows = await app.store.ask(Query("items_of", ItemRow, {"trigger": trigger}))
+    held = [row for row in rows if row.quarantined_at is not None]
+    found = [row for row in held if row.name == item or row.item.startswith(item)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(f"{row.name} ({row.item[:SHORT]})" for row in held) or "nothing"
+    return fail(
+        f"{counted(len(found), 'document')} left to you {'is' if len(found) == 1 else 'are'} called {item!r}; "
+        f"left to you by {trigger}: {names}.",
+        WRONG_USE,
+    )
+
+
+def _done(subject: str, sentence: str, *, as_json: bool) -> None:
+    if as_json:
+        answer_json({"subject": subject, "done": True})
+    else:
+        say(sentence)

@@ -1,0 +1,106 @@
+"""An agent with a front door, in a world: spoken to as a chat speaks to it."""
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from halter.app.agent import assembled
+from halter.app.asking import Handled, ToModel, heard
+from halter.app.speaking import Speaking
+from halter.app.thinking import models_of
+from halter.core.ids import FLEET, inbox_stream, new_worker
+from halter.core.ports import Query, Stored
+from halter.core.rows import DecisionRow, SpendRow
+from halter.core.tasks import Schedule
+from halter.dispatch.tending import tended
+from halter.testing.world import World
+from tests.story.autonomous import Fleet
+
+TOOLS = """
+from halter import tool
+
+@tool(level="SAFE", effect="read")
+async def look(at: str = "") -> str:
+    "Look."
+    return f"nothing at {at}"
+
+@tool(level="SAFE", effect="read")
+async def count() -> str:
+    "Count."
+    return "3"
+"""
+THINKS = "model: scripted\nscript: replies.yaml\n"
+PRICED = "models: {'scripted:script': {price: {input: 1, output: 10}}}\n"
+
+
+class Front:
+    """One agent at whose door somebody speaks."""
+
+    def __init__(self, world: World, home: Path, speaking: Speaking) -> None:
+        self.world = world
+        self.home = home
+        self.speaking = speaking
+
+    async def says(self, text: str, session: str = "chat", **more: Any) -> Handled | ToModel:
+        return await heard(self.speaking, session, text, **more)
+
+    async def answer(self, text: str, session: str = "chat", **more: Any) -> str:
+        done = await self.says(text, session, **more)
+        assert isinstance(done, Handled), done
+        return done.answer
+
+    async def routed(self, session: str = "") -> list[Stored]:
+        events = await self.world.events(inbox_stream(session) if session else FLEET)
+        return [stored for stored in events if stored.kind == "message_routed"]
+
+    async def decisions(self) -> dict[str, DecisionRow]:
+        rows = await self.world.journal.ask(Query("all_decisions", DecisionRow))
+        return {row.decision: row for row in rows}
+
+    async def spends(self) -> int:
+        return len(await self.world.journal.ask(Query("all_spends", SpendRow)))
+
+    def called(self, person: str) -> "Front":
+        """Let somebody else speak."""
+        app = self.speaking.app
+        named = msgspec.structs.replace(app.settings, person=person)
+        speaking = msgspec.structs.replace(self.speaking, app=replace(app, settings=named))
+        return Front(self.world, self.home, speaking)
+
+    def with_schedules(self, *schedules: Schedule) -> "Front":
+        """Let the agent's file name schedules."""
+        agent = self.speaking.agent
+        tasks = msgspec.structs.replace(agent.read.tasks, schedules=schedules)
+        agent = replace(agent, read=replace(agent.read, tasks=tasks))
+        return Front(self.world, self.home, msgspec.structs.replace(self.speaking, agent=agent))
+
+
+async def front(stack: AsyncExitStack, world: World, home: Path, more: str = THINKS, **files: str) -> Front:
+    """Put the agent `desk` together."""
+    fleet = Fleet(world, home, files.pop("fleet", PRICED))
+    folder = written(fleet, "desk", more, **files)
+    app = fleet.app
+    agent = await stack.enter_async_context(assembled(app, folder))
+    models = await stack.enter_async_context(models_of(app, agent))
+    worker = new_worker("talk", world.ids)
+    await stack.enter_async_context(tended(app.store, app.clock, worker))
+    return Front(world, home, Speaking(app, agent, models, worker, chance=world.random))
+
+
+def written(fleet: Fleet, name: str, more: str, tools: str = TOOLS, **files: str) -> Path:
+    """Write an agent's folder, and trust it."""
+    folder = fleet.home / name
+    folder.mkdir(exist_ok=True)
+    files.setdefault("replies_yaml", "- {text: All is well.}\n")
+    (folder / "agent.yaml").write_text(f"name: {name}\n{more}")
+    for file, text in files.items():
+        place = folder / file.replace("__", "/").replace("_yaml", ".yaml")
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(text)
+    if tools:
+        (folder / "tools.py").write_text(tools)
+        fleet.trust(folder)
+    return folder

@@ -1,0 +1,205 @@
+"""A task for another agent: a part of the session, with a part of its money and of its tools."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from halter.app.asking import Handled, ToModel
+from halter.app.delegating import SHARE, begun, go_on
+from halter.app.talking import attend, row_of
+from halter.brain.loop import NOBODY
+from halter.core.events import SessionStarted, WakePosted
+from halter.core.ids import inbox_stream, session_stream
+from halter.core.money import Account, BudgetRow
+from halter.core.ports import Query
+from halter.core.rows import SessionRow
+from halter.core.text import from_body
+from halter.guard.purse import change_cap
+from halter.testing.crash import CRASH_KINDS, Crash, CrashKind
+from halter.testing.world import World
+from tests.story.autonomous import Fleet
+from tests.story.fronts import PRICED, THINKS, TOOLS, Front, front, written
+
+SCOUT_TOOLS = TOOLS.replace("async def count", "async def wander")
+ANSWER = "- {text: The mail is empty., usage: {input_tokens: 1000, output_tokens: 100}}\n"
+
+
+async def with_scout(stack: AsyncExitStack, world: World, home: Path, more: str = THINKS, reply: str = ANSWER) -> Front:
+    written(Fleet(world, home, PRICED), "scout", THINKS, SCOUT_TOOLS, replies_yaml=reply)
+    return await front(stack, world, home, more)
+
+
+async def children(world: World) -> list[SessionRow]:
+    return [row for row in await world.journal.ask(Query("all_sessions", SessionRow)) if row.parent]
+
+
+async def budget(world: World, session: str) -> BudgetRow:
+    params = {"scope": session_stream(session), "window": "", "unit": "usd"}
+    (row,) = await world.journal.ask(Query("budget", BudgetRow, params))
+    return row
+
+
+async def started(world: World, session: str) -> SessionStarted:
+    event = (await world.events(session_stream(session)))[0].event
+    assert isinstance(event, SessionStarted)
+    return event
+
+
+async def test_a_task_for_a_neighbour_is_done_by_a_part_of_the_session_and_its_end_wakes_it(
+    world: World, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await with_scout(stack, world, tmp_path)
+        done = await desk.says("@scout check the mail")
+        assert isinstance(done, Handled)
+        assert (done.routed.strategy, done.answer, done.ok) == ("SUB_AGENT", "The mail is empty.", True)
+        (child,) = await children(world)
+        assert (child.session, child.agent, child.parent, child.kind) == (done.session, "scout", "chat", "task")
+        assert (child.state, child.terminal_reason) == ("COMPLETED", "completed")
+        inbox = await world.events(inbox_stream("chat"))
+        told = [stored for stored in inbox if isinstance(stored.event, WakePosted)]
+        assert [(one.event.cause, one.event.origin, one.event.trusted) for one in told] == [("child", "agent", False)]  # type: ignore[union-attr]
+        assert from_body(told[0].body or b"") == "The mail is empty."
+        kinds = [stored.kind for stored in world.history]
+        assert kinds[kinds.index("session_ended") + 1] == "wake_posted"
+        ended = next(stored for stored in world.history if stored.kind == "session_ended")
+        assert (ended.key, ended.at) == (told[0].key, told[0].at)
+
+
+async def test_its_cap_is_exactly_half_of_what_is_left_and_what_it_spent_is_its_parents(
+    world: World, tmp_path: Path
+) -> None:
+    more = f"{THINKS}limits: {{max_cost_usd: 0.5}}\n"
+    async with AsyncExitStack() as stack:
+        desk = await with_scout(stack, world, tmp_path, more)
+        done = await desk.says("@scout check the mail")
+        assert isinstance(done, Handled)
+        assert sum(leg.amount for leg in (await started(world, done.session)).carved) == 500_000 // SHARE == 250_000
+        parent = await budget(world, "chat")
+        assert (parent.spent, parent.held) == (2_000, 0)
+        again = await desk.says("@scout check the mail")
+        assert isinstance(again, Handled)
+        assert sum(leg.amount for leg in (await started(world, again.session)).carved) == (500_000 - 2_000) // 2
+        assert (await budget(world, again.session)).cap == 249_000
+
+
+async def test_a_part_cannot_spend_more_than_was_carved_out_for_it(world: World, tmp_path: Path) -> None:
+    dear = "- {text: Dear., usage: {input_tokens: 1000, output_tokens: 100}}\n"
+    more = f"{THINKS}limits: {{max_cost_usd: 0.02}}\n"
+    async with AsyncExitStack() as stack:
+        desk = await with_scout(stack, world, tmp_path, more, dear)
+        done = await desk.says("@scout check the mail")
+        assert isinstance(done, Handled)
+        child = await budget(world, done.session)
+        assert child.cap == 10_000
+        assert child.spent <= 10_000
+        assert (await budget(world, "chat")).spent == child.spent
+
+
+async def test_with_too_little_money_nothing_begins_and_it_is_said(world: World, tmp_path: Path) -> None:
+    more = f"{THINKS}limits: {{max_cost_usd: 0.019999}}\n"
+    async with AsyncExitStack() as stack:
+        desk = await with_scout(stack, world, tmp_path, more)
+        done = await desk.says("@scout check the mail")
+        assert isinstance(done, Handled)
+        assert not done.ok
+        assert done.answer.startswith("There is too little money for another session: $0.019999 is left in chat")
+        assert await children(world) == []
+        await world.store.commit(change_cap(Account("session:chat", "", "usd"), 1_000_000, "ada", "raise"))
+        assert isinstance(await desk.says("@scout check the mail"), Handled)
+        assert len(await children(world)) == 1
+
+
+async def test_it_may_use_only_what_both_have_and_its_parent_may_use(world: World, tmp_path: Path) -> None:
+    more = f"{THINKS}policy: {{disabled: [count]}}\n"
+    calls = "- calls: [{tool: wander, arguments: {}}, {tool: look, arguments: {}}]\n- {text: Done.}\n"
+    async with AsyncExitStack() as stack:
+        desk = await with_scout(stack, world, tmp_path, more, calls)
+        done = await desk.says("@scout check the mail")
+        assert isinstance(done, Handled)
+        assert (await started(world, done.session)).grants == ("look",)
+        events = await world.events(session_stream(done.session))
+        refused = [stored.event for stored in events if stored.kind == "call_refused"]
+        assert [(event.tool, event.outcome) for event in refused] == [("wander", "tool_not_granted")]  # type: ignore[union-attr]
+        own = await desk.says("have a separate agent check the mail")
+        assert isinstance(own, Handled)
+        assert (await started(world, own.session)).grants == ("look",)
+
+
+async def test_who_was_given_a_task_answers_with_what_the_other_found(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await with_scout(stack, world, tmp_path)
+        done = await desk.says("@scout check the mail", "task", kind="task")
+        assert done == ToModel(done.routed, told=True)
+        came, _ = await attend(desk.speaking, "task")
+        assert came.state == "COMPLETED"
+        (prompt,) = desk.speaking.models.named("scripted:script").asked  # type: ignore[attr-defined]
+        said = [part.text for message in prompt.messages for part in message.parts]
+        assert "@scout check the mail" in said
+        assert any("The mail is empty." in text for text in said)
+
+
+async def test_a_neighbour_that_nobody_trusts_does_nothing_and_it_is_said(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await with_scout(stack, world, tmp_path)
+        (tmp_path / "scout" / "tools.py").write_text(TOOLS)
+        done = await desk.says("@scout check the mail")
+        assert isinstance(done, Handled)
+        assert "halter trust" in done.answer
+        assert await world.journal.ask(Query("all_sessions", SessionRow)) == []
+
+
+async def test_what_a_process_left_behind_that_died_is_taken_up_by_the_next(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await with_scout(stack, world, tmp_path)
+        await desk.says("@scout check the mail", "chat")
+        parent = await row_of(desk.speaking, "chat")
+        child = await begun(desk.speaking, parent, desk.speaking, "count the sheep")
+        held = (await budget(world, "chat")).held
+        assert held == (await budget(world, child)).cap
+        (came,) = [came async for came in go_on(desk.speaking, "chat", NOBODY, lambda _, __: None)]
+        assert (came.session, came.words, came.ok) == (child, "All is well.", True)
+        assert (await budget(world, "chat")).held == 0
+
+
+@pytest.mark.parametrize("kind", CRASH_KINDS)
+def test_a_crash_at_any_commit_neither_loses_the_part_nor_its_money(tmp_path: Path, kind: CrashKind) -> None:
+    for commit in range(1, 30):
+        home = tmp_path / str(commit)
+        home.mkdir()
+        with World(7, crash=Crash(commit, kind)) as world:
+            crashed = world.run(_delegated_through(world, home))
+        if not crashed:
+            return
+    raise AssertionError("It has more commits than were looked at.")
+
+
+async def _delegated_through(world: World, home: Path) -> bool:
+    """Delegate; after the crash go on with what is left, and see that all is told and nothing is held."""
+
+    async def program(*, again: bool) -> None:
+        async with AsyncExitStack() as stack:
+            desk = await with_scout(stack, world, home)
+            if not again:
+                await desk.says("@scout check the mail")
+                return
+            rows = await world.journal.ask(Query("all_sessions", SessionRow))
+            if not any(row.session == "chat" for row in rows):
+                return
+            [_ async for _ in go_on(desk.speaking, "chat", NOBODY, lambda _, __: None)]
+
+    await asyncio.wait([world.spawn(program(again=False))])
+    crashed = world.store.dead
+    if crashed:
+        await world.restart()
+        await asyncio.wait([world.spawn(program(again=True))])
+    for child in await children(world):
+        assert child.state == "COMPLETED"
+        inbox = await world.events(inbox_stream("chat"))
+        told = [stored for stored in inbox if isinstance(stored.event, WakePosted) and stored.event.cause == "child"]
+        assert len(told) == 1
+        parent = await budget(world, "chat")
+        assert (parent.held, parent.spent) == (0, (await budget(world, child.session)).spent)
+    return crashed

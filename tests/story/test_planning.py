@@ -1,0 +1,188 @@
+"""A task for later is shown back exactly, and comes to be only by a person's yes to just that."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from halter.app.asking import Handled
+from halter.app.triggered import Made
+from halter.core.clock import DAY, HOUR
+from halter.core.events import TriggerMade
+from halter.core.ids import trigger_stream
+from halter.core.ports import Query
+from halter.core.schedules import Timing
+from halter.core.task_rows import TriggerRow
+from halter.core.tasks import Schedule
+from halter.guard.approvals import Open, Planned, about_trigger, ask, decide, needs_you
+from halter.testing.world import World
+from tests.story.fronts import Front, front
+
+MAIL = "schedule/desk/check-the-mail"
+
+
+async def triggers(world: World) -> list[str]:
+    return [row.trigger for row in await world.journal.ask(Query("all_triggers", TriggerRow))]
+
+
+async def only(desk: Front) -> Open:
+    (one,) = await needs_you(desk.world.store)
+    return one
+
+
+async def test_nothing_exists_before_the_yes_and_then_exactly_what_was_shown(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        done = await desk.says("Every 2 days at 9 check the mail")
+        assert isinstance(done, Handled)
+        assert done.routed.strategy == "SCHEDULED_TASK"
+        assert done.answer.splitlines() == [
+            "desk would do this by itself: check the mail",
+            "When: every 2 days at 09:00, UTC",
+            "Next: Thu 2026-01-01 09:00, Sat 2026-01-03 09:00, Mon 2026-01-05 09:00",
+            "Cost: at most $1.00 a run, its cap: there are too few earlier tasks to go by; $15.00 in thirty days",
+            f"Nothing is planned yet. Say approve, or: halter approve {MAIL}",
+        ]
+        assert await triggers(world) == []
+        asked = await only(desk)
+        assert (asked.decision, asked.about, asked.agent, asked.session) == (MAIL, "schedule", "desk", "")
+        assert asked.shown == "\n".join(done.answer.splitlines()[:4])
+
+        assert "Approved" in await desk.answer("approve")
+        (made,) = await world.events(trigger_stream("desk/check-the-mail"))
+        assert isinstance(made.event, TriggerMade)
+        assert (made.event.by, made.event.agent, made.event.type) == ("ada", "desk", "schedule")
+        read = msgspec.json.decode(made.body or b"", type=Made)
+        assert read.timing == Timing(days=2, time="09:00", anchor=read.timing.anchor if read.timing else 0)
+        trigger = read.trigger()
+        assert isinstance(trigger, Schedule)
+        assert (trigger.name, trigger.prompt) == ("check-the-mail", "check the mail")
+        decided, planted = world.history[-3:-1]
+        assert (decided.kind, planted.kind) == ("decision_made", "trigger_made")
+        assert decided.at == planted.at
+
+
+async def test_what_was_said_no_to_or_was_answered_too_late_is_not_planned(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        await desk.answer("every day at 9 check the mail")
+        await desk.answer("deny")
+        await desk.answer("every day at 9 check the mail")
+        asked = await only(desk)
+        assert asked.decision == f"{MAIL}-2"
+        await world.advance(DAY)
+        assert (await world.store.commit(decide(asked, "approve", "ada", "late"))).events == ()
+        assert await triggers(world) == []
+
+
+async def test_another_proposal_than_the_one_that_was_shown_is_not_planned(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        await desk.answer("every day at 9 check the mail")
+        asked = await only(desk)
+        other = (asked.body or b"").replace(b"check the mail", b"wipe the disk!")
+        for forged in (
+            msgspec.structs.replace(asked, body=other),
+            msgspec.structs.replace(asked, body=None),
+            about_itself(asked, other),
+        ):
+            assert (await world.store.commit(decide(forged, "approve", "ada", world.ids.new()))).events == ()
+        assert await triggers(world) == []
+        assert (await desk.decisions())[MAIL].verdict == ""
+
+
+def about_itself(asked: Open, body: bytes) -> Open:
+    """A forgery whose own digest fits."""
+    question = about_trigger("desk", msgspec.json.decode(body, type=Planned), HOUR)
+    return msgspec.structs.replace(asked, body=body, digest=question.digest)
+
+
+async def test_no_agent_can_say_yes_to_a_schedule(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        await desk.answer("every day at 9 check the mail")
+        for by in ("agent:desk", ""):
+            assert (await world.store.commit(decide(await only(desk), "approve", by, f"by {by}"))).events == ()
+        assert await triggers(world) == []
+
+
+async def test_a_second_yes_makes_no_second_trigger(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        await desk.answer("every day at 9 check the mail")
+        asked = await only(desk)
+        for key in ("one", "two"):
+            await world.store.commit(decide(asked, "approve", "ada", key))
+        assert len(await world.events(trigger_stream("desk/check-the-mail"))) == 1
+
+
+async def test_a_trigger_that_came_to_be_meanwhile_is_not_put_in_the_place_of(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        await desk.answer("every day at 9 check the mail")
+        asked = await only(desk)
+        planned = asked.planned()
+        assert planned is not None
+        again = msgspec.structs.replace(
+            about_trigger("desk", msgspec.structs.replace(planned, shown="another"), HOUR), decision="other"
+        )
+        await world.store.commit(ask(again))
+        (other,) = [one for one in await needs_you(world.store) if one.decision == "other"]
+        await world.store.commit(decide(other, "approve", "ada", "one"))
+        assert (await world.store.commit(decide(asked, "approve", "ada", "two"))).events == ()
+        assert len(await world.events(trigger_stream("desk/check-the-mail"))) == 1
+
+
+async def test_once_is_asked_about_as_well_and_not_after_its_time(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        told = await desk.answer("tomorrow at 9 send the report")
+        assert "When: once, on 2026-01-02 at 09:00, UTC" in told
+        assert ", and not again" in told
+        asked = await only(desk)
+        assert asked.expires_at == min(world.now + DAY, asked.expires_at)
+        await desk.answer("approve")
+        assert await triggers(world) == ["desk/send-the-report"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("every month on the 31st check the mail", ""),
+        ("every 2 weeks check the mail at noon or so", ""),
+        ("every day at 9 post sk-ant-api03-AAAAbbbbCCCCddddEEEEffffGGGGhhhhIIIIjjjjKKKKllll1234567890", "secret"),
+        (f"every day at 9 check {'the mail ' * 2_000}", ""),
+    ],
+)
+async def test_what_is_unclear_secret_or_endless_is_answered_and_not_asked_about(
+    world: World, tmp_path: Path, text: str, told: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        done = await desk.says(text)
+        assert await needs_you(world.store) == [] or not told
+        assert await triggers(world) == []
+        if told:
+            assert isinstance(done, Handled)
+            assert told in done.answer
+
+
+async def test_a_link_to_check_is_no_schedule(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        done = await desk.says("Check this link https://example.com/every/day/at/9")
+        assert done.routed.strategy == "GOAL"
+
+
+async def test_the_forecast_is_the_mean_of_earlier_tasks(world: World, tmp_path: Path) -> None:
+    from halter.app.talking import attend, begin
+
+    reply = "- {text: Done., usage: {input_tokens: 1000, output_tokens: 100}}\n"
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path, replies_yaml=reply * 5)
+        for number in range(5):
+            await begin(desk.speaking, "tell me more", "task", f"one-{number}")
+            await attend(desk.speaking, f"one-{number}")
+        told = await desk.answer("every day at 9 check the mail")
+        assert "Cost: $0.002 a run, the mean of 5 tasks; $0.06 in thirty days" in told
