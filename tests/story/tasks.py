@@ -10,6 +10,7 @@ from halter.core.money import BudgetRow
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow, SpendRow
 from halter.core.task_rows import ItemRow, TriggerRow
+from halter.core.tasks import VERBS
 from halter.journal.verify import verify
 from halter.state.receipt import Receipt, receipt
 from halter.testing.world import World
@@ -32,7 +33,8 @@ anonymize: {enabled: false}
 limits: {max_output_tokens: 500}
 """
 
-WORK = REVIEW.replace("phases: review\n", "")
+ALL_VERBS = f"verbs: [{', '.join(VERBS)}]\n"
+WORK = REVIEW.replace("phases: review\n", ALL_VERBS)
 """The same with a single phase, in which everything may be used."""
 
 READS = f"""
