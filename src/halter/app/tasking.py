@@ -134,7 +134,9 @@ class Tasking:
     async def _review(self) -> End | None:
         """Let others look at what was found."""
         found = [await self._shown(row) for row in await self._rows()]
-        return await review(self._row.session, found, self._judging(), self._price, self._ask, self._write)
+        stopped = await review(self._row.session, found, self._judging(), self._price, self._ask, self._write)
+        halt = None if stopped is None else await self.running.halted()
+        return End("CANCELLED", "cancelled") if halt is not None and halt.cancels else stopped
 
     async def _shown(self, row: FoundRow) -> Found:
         source = await self.shelves.around(row.document, row.read().quote) if row.document else ""
