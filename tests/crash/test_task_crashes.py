@@ -99,6 +99,8 @@ async def judged(world: World, office: Office) -> None:
     assert [event.turn for event in events if isinstance(event, TurnStarted)] == [1, 2, 3, 4]
     for name, kind in (("findings_of", FindingRow), ("all_precedents", PrecedentRow), ("all_decisions", DecisionRow)):
         assert len(await world.journal.ask(Query(name, kind, {"session": row.session}))) == 1, name
+    (finding,) = await world.journal.ask(Query("findings_of", FindingRow, {"session": row.session}))
+    assert (finding.support, finding.review) == ("supported", "released")
     (precedent,) = await world.journal.ask(Query("all_precedents", PrecedentRow))
     assert precedent.observed_count == 1
     assert len(await world.journal.ask(Query("all_notifications", NotificationRow))) == 1
