@@ -106,6 +106,8 @@ async def test_without_a_clear_answer_nothing_was_reviewed_and_people_are_told_s
     office = await reviewed(world, tmp_path, script=READS + FINDS + judge + NOTIFIES + DONE)
     (verdict,) = await happened(office, FindingReviewed)
     assert verdict.verdict == "not_reviewed"
+    asked = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    assert len(asked) == (3 if case == "unavailable" else 1)
     (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
     assert b"not reviewed" in await said(world.journal, stored)
 
@@ -198,6 +200,24 @@ async def test_most_of_several_judges_decide_and_a_tie_withholds(
     (_, event) = written
     assert isinstance(event, FindingReviewed)
     assert event.verdict == verdict
+
+
+@pytest.mark.parametrize(("cap", "attempts"), [(None, 3), (100, 3), (25, 2), (10, 1)])
+async def test_a_judge_who_fails_is_asked_again_only_for_money_that_is_left(
+    world: World, cap: int | None, attempts: int
+) -> None:
+    asked: list[int] = []
+
+    async def ask(request: Request, _: Model, attempt: int) -> Answered | FailedRequest:
+        asked.append(attempt)
+        return FailedRequest(f"{request.id}/{attempt}", "error", "Overloaded", cost_usd=10, may_retry=True)
+
+    async def write(_: str, __: FindingReviewed | JudgesChosen, ___: bytes | None) -> None:
+        """Nobody reads it."""
+
+    judging = Judging((Scripted([], world.clock),), cap=cap)
+    await review("s", [Found("f-1", "So.", "supported", "So.")], judging, lambda _, __: 10, ask, write)
+    assert asked == list(range(attempts))
 
 
 QUOTES = """
