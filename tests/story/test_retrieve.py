@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from halter.core.clock import HOUR, SystemClock
+from halter.core.events import DocumentRead
 from halter.core.ids import SortableIds
 from halter.core.library import Chunk, Extracted, Found
 from halter.core.tools import Failed, Invalid, Permit
@@ -29,8 +30,8 @@ class Library:
         clock = SystemClock()
         self.store: JournalStore = open_store("memory:", clock=clock, ids=SortableIds(clock.now))
         self.shelved: list[Shelved] = []
-        self.read: list[Shelved] = []
-        self.verb = retrieve_chunks(self, lambda: NOW, self.read.extend)
+        self.read: list[DocumentRead] = []
+        self.verb = retrieve_chunks(self, lambda: NOW)
 
     async def add(self, name: str, text: str, collection: str = "leases", hours_ago: int = 1) -> Shelved:
         digest = await self.keep(text)
@@ -59,9 +60,11 @@ class Library:
         if isinstance(valid, Invalid):
             return valid.sentence
         try:
-            return (await self.verb.run(valid, Permit("call", 0, {}))).text
+            output = await self.verb.run(valid, Permit("call", 0, {}))
         except Failed as failed:
             return str(failed)
+        self.read += [each.event for each in output.happened if isinstance(each.event, DocumentRead)]
+        return output.text
 
     @property
     def names_read(self) -> list[str]:
@@ -82,7 +85,7 @@ def prose(count: int, about: str = "Sentence") -> str:
 async def test_a_file_is_read_by_its_name_and_noted_with_its_digest(library: Library) -> None:
     lease = await library.add("lease.txt", "The rent is due.")
     assert await library.ask(file="lease.txt") == f"lease.txt [0\u201316] {lease.document[:16]}\nThe rent is due."
-    assert library.read == [lease]
+    assert library.read == [DocumentRead(document=lease.document, name="lease.txt", collection="leases")]
 
 
 async def test_a_long_file_is_read_page_by_page_and_nothing_is_lost(library: Library) -> None:

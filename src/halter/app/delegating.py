@@ -96,7 +96,7 @@ async def delegate(
 
 async def go_on(speaking: Speaking, parent: str, watching: Watching, waits: Waits) -> AsyncGenerator[Came]:
     """Take up the sub-sessions that an earlier process left behind, one after the other."""
-    for row in await speaking.store.ask(Query("children_of", SessionRow, {"session": parent})):
+    for row in await speaking.store.ask(Query("open_children", SessionRow, {"session": parent})):
         try:
             async with spoken_for(speaking, row.agent) as other:
                 yield await attended(other, row.session, watching, waits)

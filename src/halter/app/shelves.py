@@ -11,6 +11,7 @@ from halter.core.folders import Seen
 from halter.core.library import Chunk, Extracted, Found, Unreadable
 from halter.core.ports import Store
 from halter.core.tasks import Collection
+from halter.core.text import one_line
 from halter.core.tools import Failed
 from halter.work.leaving import Checked, Finding
 from halter.work.quotes import supported
@@ -58,7 +59,8 @@ class Library:
         found: list[Shelved] = []
         for name, seen in sorted(files.items()):
             known = await self.take(self.place(path) / name, seen, name)
-            found.append(Shelved(name, collection, known.document, seen.modified // 1000, seen.size, known.problem))
+            shown, problem = one_line(name), one_line(known.problem)
+            found.append(Shelved(shown, collection, known.document, seen.modified // 1000, seen.size, problem))
         return found
 
     async def take(self, path: Path, seen: Seen, name: str) -> Known:

@@ -13,7 +13,7 @@ from halter.brain.decide import End, back_off
 from halter.brain.loop import Loop
 from halter.brain.running import Running
 from halter.brain.turn import Failure
-from halter.core.events import FindingReviewed, JudgesChosen
+from halter.core.events import CallSettled, FindingReviewed, JudgesChosen, RequestSettled
 from halter.core.ids import Digest
 from halter.core.messages import Model, Prompt
 from halter.core.ports import Query, Store
@@ -23,7 +23,7 @@ from halter.core.tasks import AnyTrigger, Watch
 from halter.core.text import from_body
 from halter.core.tools import Tool, ToolSpec
 from halter.core.usage import Unpriced
-from halter.guard.ask import Call
+from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer
 from halter.guard.request import Answered, FailedRequest, RefusedRequest, Request
 from halter.models.prices import Prices
@@ -81,6 +81,7 @@ class Tasking:
         collections = {name: tasks.collections[name] for name in named if name in tasks.collections}
         library = speaking.agent.library or Library(speaking.store, Path())
         self.shelves = SessionShelves(library, speaking.store, collections, own)
+        self._left: dict[str, int] = {}
 
     def verbs(self) -> Sequence[Verb]:
         """Make those verbs that the agent's file asks for."""
@@ -91,7 +92,7 @@ class Tasking:
             for verb in (
                 retrieve_chunks(self.shelves, clock.now),
                 run_skill(agent.skills, self._ask_by_skill, agent.read.mind.max_output_tokens),
-                run_playbook(agent.playbooks, self._call),
+                run_playbook(agent.playbooks, self._step, self._spent_in),
                 emit_finding(name, self.shelves.check),
                 propose_memory(name, clock),
                 propose_precedent(name, clock),
@@ -116,8 +117,28 @@ class Tasking:
     def _channels(self) -> tuple[str, ...]:
         return tuple(each.name for each in self._speaking.agent.read.tasks.notify.channels) or (IN_APP,)
 
-    async def _call(self, call: Call) -> Answer:
-        return await self.running.call(call)
+    async def _step(self, call: Call, left: int | None) -> Answer:
+        """Take a step of a playbook; neither it nor what is done inside of it spends more than is left."""
+        if left is not None:
+            self._left[call.id] = left
+        try:
+            return await self.running.call(call, self._standing(call.id))
+        finally:
+            self._left.pop(call.id, None)
+
+    def _standing(self, name: str) -> Standing | None:
+        """Tell how narrow a call or a request stands, by what it is done inside of."""
+        within = [left for outer, left in self._left.items() if name == outer or name.startswith(f"{outer}/")]
+        return self.running.standing.within(min(within), self.running.spent.usd) if within else None
+
+    async def _spent_in(self, call: str) -> int:
+        events = [stored.event for stored in await self.running.events()]
+        return sum(
+            event.charge.usd
+            for event in events
+            if isinstance(event, CallSettled | RequestSettled) and event.charge is not None
+            if (event.call if isinstance(event, CallSettled) else event.request).startswith(f"{call}/")
+        )
 
     async def _ask_by_skill(self, request: Request, attempt: int) -> Answered | RefusedRequest | FailedRequest:
         return await self._ask(request, self._speaking.model_for("skill"), attempt)
@@ -125,7 +146,7 @@ class Tasking:
     async def _ask(self, request: Request, model: Model, attempt: int) -> Answered | RefusedRequest | FailedRequest:
         if attempt:
             await self.running.pause(back_off(Failure("", may_retry=True), attempt, self._speaking.chance.random()))
-        return await self.running.request(request, model, attempt)
+        return await self.running.request(request, model, attempt, standing=self._standing(request.id))
 
     async def _rows(self) -> Sequence[FoundRow]:
         store: Store = self._speaking.store
@@ -138,7 +159,9 @@ class Tasking:
     async def _review(self) -> End | None:
         """Let others look at what was found."""
         found = [await self._shown(row) for row in await self._rows()]
-        return await review(self._row.session, found, self._judging(), self._price, self._ask, self._write)
+        stopped = await review(self._row.session, found, self._judging(), self._price, self._ask, self._write)
+        halt = None if stopped is None else await self.running.halted()
+        return End("CANCELLED", "cancelled") if halt is not None and halt.cancels else stopped
 
     async def _shown(self, row: FoundRow) -> Found:
         source = await self.shelves.around(row.document, row.read().quote) if row.document else ""

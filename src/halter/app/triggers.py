@@ -41,6 +41,7 @@ from halter.core.rows import AgentRow, HaltRow, SessionRow
 from halter.core.schedules import Timing, parse_at
 from halter.core.task_rows import ItemRow, OutputRow, TriggerRow
 from halter.core.tasks import AnyTrigger, Schedule, Watch, trigger_id
+from halter.core.text import one_line
 from halter.core.triggered import SkipReason
 from halter.core.windows import window_end
 
@@ -133,9 +134,10 @@ class Triggers:
         row = next(iter(await self._store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
         timing = timing_of(trigger, self._clock.now()) if isinstance(trigger, Schedule) else None
         before = 0 if row is None else row.made_seq
-        await self._store.commit(runs.make(identity, self._name, trigger, FROM_FILE, timing, before))
         if row is None and isinstance(trigger, Watch) and not trigger.existing:
+            # First, so that a start that is cut short is made anew as a whole.
             await self._see(identity, trigger, ignored=True)
+        await self._store.commit(runs.make(identity, self._name, trigger, FROM_FILE, timing, before))
 
     async def _look_at(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
         made = await self._read(row)
@@ -290,10 +292,11 @@ class Triggers:
         """Take one document in, once for each content; tell whether it is known now."""
         known = await self._library.take(path, seen, name)
         if not known.document:
-            self._say(f"{identity} {name}", known.problem)
+            self._say(f"{identity} {one_line(name)}", one_line(known.problem))
             return False
-        await self._store.commit(self._seen(identity, known.document, name, seen, known.problem, ignored=ignored))
-        if known.problem:
+        shown, problem = one_line(name), one_line(known.problem)
+        await self._store.commit(self._seen(identity, known.document, shown, seen, problem, ignored=ignored))
+        if problem:
             self._left_to_people()
         return True
 

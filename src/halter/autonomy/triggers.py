@@ -21,6 +21,8 @@ from halter.core.vocabulary import State
 
 LATE: Final = MINUTE
 """A time that was dealt with within so long was not missed."""
+SLACK: Final = 5 * SECOND
+"""A run may begin so much before its `min_interval` is over: the one before it was never quite punctual."""
 RETRY: Final = 5 * SECOND
 """How long a document rests after its first failure; each further rest is four times as long."""
 
@@ -117,7 +119,7 @@ def _against(
         return ("halted", around.halted)
     if hours is not None and asleep_until(hours, around.now) is not None:
         return ("active_hours", "It is outside of the active hours.")
-    if row.ran_at and around.now - row.ran_at < schedule.min_interval:
+    if row.ran_at and around.now - row.ran_at < schedule.min_interval - SLACK:
         return ("too_soon", "The run before it began less than `min_interval` ago.")
     if around.empty is not None:
         return ("cost_cap_reached", around.empty.sentence)

@@ -170,10 +170,10 @@ class Running:
             found += page
         return found
 
-    async def attempt(self, call: Call) -> Answer | NeedsPerson | StillHeld:
+    async def attempt(self, call: Call, standing: Standing | None = None) -> Answer | NeedsPerson | StillHeld:
         """Take a call to the guard once, and tell what came of it."""
         attempt = self._attempts.get(call.id, 0)
-        answer = await self._gatehouse.call(self.lease, self.standing, call, self._tools, attempt)
+        answer = await self._gatehouse.call(self.lease, standing or self.standing, call, self._tools, attempt)
         if isinstance(answer, NeedsPerson) or (isinstance(answer, Answer) and answer.outcome in REFUSALS):
             self._attempts[call.id] = attempt + 1
         return answer if isinstance(answer, StillHeld) else self._with_prediction(answer)
@@ -183,19 +183,22 @@ class Running:
         said = self.foreseen[answer.call] = answer.simulation or self.foreseen.get(answer.call, "")
         return msgspec.structs.replace(answer, simulation=said)
 
-    async def call(self, call: Call) -> Answer:
-        """Take a call to the guard, and wait for whatever it has to wait for: a person, money, tomorrow."""
-        (answer,) = await self.calls([call])
+    async def call(self, call: Call, standing: Standing | None = None) -> Answer:
+        """Take a call to the guard, and wait for whatever it has to wait for: a person, money, tomorrow.
+
+        It may stand narrower than its session does.
+        """
+        (answer,) = await self.calls([call], standing)
         return answer
 
-    async def calls(self, calls: Sequence[Call]) -> Sequence[Answer]:
+    async def calls(self, calls: Sequence[Call], standing: Standing | None = None) -> Sequence[Answer]:
         """Take calls to the guard together, at most so many at once; what some have to wait for stops no other."""
         answers: dict[str, Answer] = {}
         slots = asyncio.Semaphore(TOGETHER)
         waiting, overrun = list(calls), False
         while waiting:
             began = self._clock.now()
-            tried = await together([partial(self._attempt_in, slots, call, began) for call in waiting])
+            tried = await together([partial(self._attempt_in, slots, call, began, standing) for call in waiting])
             answers |= {answer.call: answer for answer in tried if isinstance(answer, Answer)}
             beside = self._gatehouse.paid_beside(self.lease.session)
             overrun = overrun or beside.overrun
@@ -204,13 +207,15 @@ class Running:
         found = [answers[call.id] for call in calls]
         return [msgspec.structs.replace(answer, overrun=True) for answer in found] if overrun else found
 
-    async def _attempt_in(self, slots: asyncio.Semaphore, call: Call, began: int) -> Answer | NeedsPerson | StillHeld:
+    async def _attempt_in(
+        self, slots: asyncio.Semaphore, call: Call, began: int, standing: Standing | None
+    ) -> Answer | NeedsPerson | StillHeld:
         """Try a call when there is room for it; the time until then is taken from what it may take."""
         async with slots:
             if call.at_most is not None:
                 left = max(1, call.at_most - (self._clock.now() - began))
                 call = msgspec.structs.replace(call, at_most=left)
-            return await self.attempt(call)
+            return await self.attempt(call, standing)
 
     async def _waited_for(self, tried: Sequence[tuple[Call, Answer | NeedsPerson | StillHeld]]) -> list[Call]:
         """Rest until one of the calls that were not let through may be: name those that are to be tried again."""
@@ -228,13 +233,20 @@ class Running:
         return again
 
     async def request(
-        self, request: Request, model: Model, attempt: int = 0, *, last: bool = False
+        self,
+        request: Request,
+        model: Model,
+        attempt: int = 0,
+        *,
+        last: bool = False,
+        standing: Standing | None = None,
     ) -> Answered | RefusedRequest | FailedRequest:
         """Take a request to the guard, and wait for money where there will be some: others' holds, tomorrow's, more.
 
-        The last one of a session may use what was kept back for it.
+        The last one of a session may use what was kept back for it. One may stand narrower than its session does.
         """
-        standing = msgspec.structs.replace(self.standing, kept_usd=0, kept_tokens=0) if last else self.standing
+        standing = standing or self.standing
+        standing = msgspec.structs.replace(standing, kept_usd=0, kept_tokens=0) if last else standing
         while True:
             answer = await self._gatehouse.request(self.lease, standing, request, model, attempt)
             match answer:

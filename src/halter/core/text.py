@@ -53,6 +53,11 @@ def shorten(text: str, most: int = 40) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def one_line(name: str) -> str:
+    """Write a name on one line, whatever somebody called a file, and without what steers a terminal."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in " ".join(name.split()))
+
+
 def listed(names: Iterable[Any]) -> str:
     """List names for a sentence."""
     return ", ".join(f"`{name}`" for name in names)

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import msgspec
 
-from halter.core.limits import Caps, Spender, accounts, legs
+from halter.core.limits import Cap, Caps, Spender, accounts, legs
 from halter.core.messages import Anonymizing
 from halter.core.rows import RuleRow
 from halter.core.spec import Phase, Resolved, Rule
@@ -67,6 +67,14 @@ class Standing(msgspec.Struct, frozen=True):
         if self.tokens_per_hour is None:
             return caps
         return msgspec.structs.replace(caps, tokens_per_hour=self.tokens_per_hour)
+
+    def within(self, usd: int, spent: int) -> "Standing":
+        """Let the session, which has `spent` so much, spend no more than `usd` from here on."""
+        caps = self.policy.caps
+        own, most = caps.session.max_cost_usd, spent + usd + self.kept_usd
+        cap = Cap(most if own is None else min(own, most), caps.session.per)
+        policy = msgspec.structs.replace(self.policy, caps=msgspec.structs.replace(caps, session=cap))
+        return msgspec.structs.replace(self, policy=policy)
 
     def scopes(self) -> tuple[str, ...]:
         """List the scopes in which a halt stops this session."""

@@ -35,6 +35,8 @@ PROPOSE_MEMORY: Final = "propose_memory"
 PROPOSE_PRECEDENT: Final = "propose_precedent"
 NOTIFY: Final = "notify"
 
+UNREVIEWED: Final = "(not reviewed)"
+
 WAITS: Final = 365 * DAY
 """How long a proposal waits for somebody to look at it."""
 
@@ -194,13 +196,13 @@ def _queued(notification: str, channel: str, agent: str, session: str) -> Notifi
 
 
 def _deliverable(finding: str, found: Mapping[str, tuple[str, str]]) -> str:
-    """Put a finding into words; not one that a reviewer withheld."""
+    """Put a finding into words, and say if nobody could review it; not one that a reviewer withheld."""
     if finding not in found:
         raise Failed("NoSuchFinding", f"there is no finding {shorten(finding)!r}; there is {listed(found) or 'none'}")
     review, words = found[finding]
     if review == "withheld":
         raise Failed("Withheld", f"{finding} was withheld by its reviewer and is not delivered")
-    return words
+    return f"{words}\n{UNREVIEWED}" if review == "not_reviewed" else words
 
 
 def named(kind: str, *parts: str) -> str:

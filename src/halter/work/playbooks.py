@@ -54,6 +54,10 @@ COMPLETED: Final = Ended("COMPLETED", "completed")
 async def walk(running: Running, store: Store, task: Task, tell: Tell = lambda _, __: None) -> Ended:
     """Take all steps that are left; the first one that does not come out `ok` ends the walk."""
     done = await _outcomes(store, await running.take_up())
+    if task.playbook.max_cost_usd is not None:
+        # It has no last words, for which something would have to be kept back.
+        standing = msgspec.structs.replace(running.standing, kept_usd=0, kept_tokens=0)
+        running.standing = standing.within(task.playbook.max_cost_usd, 0)
     results = Results(task.inputs)
     for number, step in enumerate(task.playbook.steps, 1):
         answer = await _step(running, step, number, results, done)

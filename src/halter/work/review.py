@@ -21,6 +21,8 @@ from halter.core.text import to_body
 from halter.guard.request import Answered, FailedRequest, RefusedRequest, Request
 
 MAX_OUTPUT_TOKENS: Final = 300
+TRIES: Final = 3
+"""So often a judge who cannot be reached is asked."""
 
 INSTRUCTION: Final = (
     "You review a finding of an agent before people see it. You did not write it. Release it if the source shown bears "
@@ -121,16 +123,34 @@ async def review(
         sentence=chosen.sentence,
     )
     await write(f"{session}/judges/{waiting[0].finding}", event, None)
+    spare = None if judging.cap is None else judging.cap - chosen.usd
     for each, prompt in zip(waiting, prompts, strict=True):
         opinions: list[Opinion | None] = []
         for number, judge in enumerate(chosen.judges):
             request = Request(id=f"{session}.judge.{each.finding}.{number}", prompt=prompt, purpose="judge")
-            answer = await ask(request, judge, 0)
+            answer, spare = await _answer(request, judge, ask, spare)
             if isinstance(answer, RefusedRequest | FailedRequest) and answer.outcome == "external_halt":
                 return End("HALTED", "external_halt")
             opinions.append(answered(answer.reply, Opinion) if isinstance(answer, Answered) else None)
         await _record(each, chosen, opinions, write)
     return None
+
+
+async def _answer(
+    request: Request, judge: Model, ask: AskJudge, spare: int | None
+) -> tuple[Answered | RefusedRequest | FailedRequest, int | None]:
+    """Ask a judge, and again if that may help and what was paid for nothing can be spared; tell what is spare then.
+
+    Who was asked by a process that died has not been heard either.
+    """
+    for attempt in range(TRIES - 1):
+        answer = await ask(request, judge, attempt)
+        if not isinstance(answer, FailedRequest) or not answer.may_retry:
+            return answer, spare
+        spare = None if spare is None else spare - answer.cost_usd
+        if spare is not None and spare < 0:
+            return answer, spare
+    return await ask(request, judge, TRIES - 1), spare
 
 
 async def _record(each: Found, chosen: Chosen, opinions: Sequence[Opinion | None], write: Write) -> None:

@@ -24,25 +24,27 @@ class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: Mapping[str, Any] = {}
 
 
-MakeCall = Callable[[Call], Awaitable[Answer]]
-"""Takes a call to the guard, and waits for whatever it has to wait for."""
+MakeCall = Callable[[Call, int | None], Awaitable[Answer]]
+"""Takes a call to the guard, with what it may spend at most, and waits for whatever it has to wait for."""
+Spent = Callable[[str], Awaitable[int]]
+"""Tells what all that was done inside of a call has cost so far, whichever process did it."""
 
 
-def run_playbook(playbooks: Mapping[str, Playbook], make: MakeCall) -> Verb:
+def run_playbook(playbooks: Mapping[str, Playbook], make: MakeCall, spent: Spent) -> Verb:
     """Make the verb that plays a playbook. The steps carry the cost; together they stay below the playbook's cap."""
 
     async def act(asked: _Asked, call: str) -> str:
         playbook = playbooks[asked.playbook]
-        results, told, spent = Results(asked.inputs), list[str](), 0
+        results, told = Results(asked.inputs), list[str]()
         for number, step in enumerate(playbook.steps, 1):
             arguments = bound(step, results)
             if isinstance(arguments, MissingReference):
                 raise Failed("StepFailed", arguments.sentence, "\n".join(told))
-            if playbook.max_cost_usd is not None and spent >= playbook.max_cost_usd:
-                cap = shown(playbook.max_cost_usd)
-                raise Failed("CostCapReached", f"step {number} was not begun: {cap} is spent", "\n".join(told))
-            answer = await make(Call(f"{call}/{number}", step.call, arguments))
-            spent += answer.cost_usd
+            cap = playbook.max_cost_usd
+            left = None if cap is None else cap - await spent(call)
+            if cap is not None and left is not None and left <= 0:
+                raise Failed("CostCapReached", f"step {number} was not begun: {shown(cap)} is spent", "\n".join(told))
+            answer = await make(Call(f"{call}/{number}", step.call, arguments), left)
             told.append(f"{number}. {step.call}: {answer.outcome}\n{answer.text}")
             if answer.outcome != "ok":
                 raise Failed("StepFailed", f"step {number} ({step.call}): {answer.outcome}", "\n".join(told))

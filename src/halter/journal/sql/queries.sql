@@ -216,7 +216,7 @@ ORDER BY started_at DESC, session DESC LIMIT :limit;
 SELECT * FROM sessions WHERE agent = :agent AND ended_at IS NOT NULL
 ORDER BY ended_at DESC, session DESC LIMIT :limit;
 
--- name: children_of
+-- name: open_children
 -- The sub-sessions of a session that are not over.
 SELECT * FROM sessions WHERE parent = :session AND ended_at IS NULL AND started_at > 0 ORDER BY started_at, session;
 

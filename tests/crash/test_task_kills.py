@@ -1,0 +1,134 @@
+"""A real `halter up` is killed again and again while it reviews documents: each is reviewed once, and nothing twice."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from halter.core.clock import SystemClock
+from halter.core.ids import session_stream
+from halter.core.ports import Query
+from halter.core.rows import SessionRow
+from halter.drills.checker import check, found_at
+from halter.drills.drill import engine
+from halter.drills.lanes import NO_LEASE
+from halter.journal.store import JournalStore
+from halter.journal.verify import verify
+from halter.state.receipt import Receipt, receipt
+from tests.story.tasks import PRICED, REVIEW, SCRIPT, paper, watch
+
+OUR_CODE: Final = Path(__file__).parents[2] / "src"
+
+
+def made(home: Path, documents: int) -> None:
+    """Write an agent's folder with documents in it; the first two say the same."""
+    inbox = home / "clerk" / "inbox"
+    inbox.mkdir(parents=True)
+    (home / "clerk" / "agent.yaml").write_text(f"name: clerk\n{REVIEW}{watch('debounce: 0s')}")
+    (home / "clerk" / "script.yaml").write_text(SCRIPT)
+    (home / "halter.yaml").write_text(PRICED)
+    for number in range(documents):
+        (inbox / f"{number}.txt").write_text(paper(max(number, 1)))
+
+
+@contextmanager
+def running(home: Path) -> Iterator[Iterator[dict[str, Any]]]:
+    """Run the program as a person would, and read what it tells; at the end of the block it is killed."""
+    environ = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(OUR_CODE),
+        "HOME": str(home),
+        "USER": "ada",
+        "HALTER_FLEET": str(home / "halter.yaml"),
+    }
+    command = [sys.executable, "-m", "halter", "up", "clerk", "--json", "--store", str(home / "store.db")]
+    with subprocess.Popen(command, cwd=home, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield (json.loads(line) for line in process.stdout)
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+def ended(home: Path) -> int:
+    """Count the sessions that are over."""
+    with closing(sqlite3.connect(home / "store.db")) as file:
+        return file.execute("SELECT COUNT(*) FROM sessions WHERE ended_at IS NOT NULL").fetchone()[0]
+
+
+def buried(home: Path) -> None:
+    """Whoever was killed is dead, and nobody has to wait until its leases run out."""
+    with closing(sqlite3.connect(home / "store.db")) as file, file:
+        file.execute("UPDATE workers SET alive_until = 0")
+
+
+def reviewed(home: Path, documents: int, kills: list[int]) -> None:
+    """Let one process after the other live for so many lines, and the last one until all is done."""
+    made(home, documents)
+    for lines in kills:
+        with running(home) as told:
+            for _ in range(lines):
+                next(told)
+        buried(home)
+    with running(home) as told:
+        for line in told:
+            if line["name"] == "session_ended" and ended(home) == documents - 1:
+                break
+
+
+def wrong(home: Path, contents: int) -> list[str]:
+    """Look at what is left when all is over."""
+    url = f"sqlite://{home}/store.db"
+    return [*asyncio.run(_wrong(url, contents)), *check(found_at(url))]
+
+
+async def _wrong(url: str, contents: int) -> list[str]:
+    store = JournalStore(engine(url, SystemClock(), NO_LEASE))
+    try:
+        rows = await store.ask(Query("all_sessions", SessionRow))
+        found = [str(finding) for finding in (await verify(store)).findings]
+        if Counter(row.state for row in rows) != {"COMPLETED": contents}:
+            found.append(f"The sessions are {Counter(row.state for row in rows)}.")
+        for row in rows:
+            events = await store.read(session_stream(row.session), limit=100_000)
+            kinds = Counter(stored.kind for stored in events)
+            once = {kind: kinds[kind] for kind in ("finding_emitted", "finding_reviewed", "notification_queued")}
+            if set(once.values()) != {1} or kinds["phase_entered"] != 5 or kinds["turn_started"] != 4:
+                found.append(f"{row.session} did {once}.")
+            found += _flaws(receipt(events))
+        return found
+    finally:
+        await store.close()
+
+
+def _flaws(made: Receipt) -> Iterator[str]:
+    if made.in_doubt or made.ended_at is None:
+        yield f"{made.session} has {made.in_doubt} in doubt."
+    if made.cost_usd != sum(line.cost_usd for line in made.requests):
+        yield f"{made.session} cost {made.cost_usd}, and its requests something else."
+
+
+KILLS: Final = [
+    pytest.param(12, [9, 60, 30, 90], id="twelve"),
+    pytest.param(50, random.Random(5).choices(range(5, 200), k=12), id="fifty", marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize(("documents", "kills"), KILLS)
+def test_documents_are_each_reviewed_once_however_often_the_process_is_killed(
+    documents: int, kills: list[int], tmp_path: Path
+) -> None:
+    reviewed(tmp_path, documents, kills)
+    assert wrong(tmp_path, documents - 1) == []

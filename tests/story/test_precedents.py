@@ -1,0 +1,181 @@
+"""Proposals: what a session proposes counts once for each time that it was met, and a person decides what is kept."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from halter.app.agent import assembled
+from halter.app.attending import attending
+from halter.app.opened import open_app
+from halter.app.speaking import Speaking
+from halter.app.talking import begin, row_of
+from halter.app.thinking import models_of
+from halter.core.clock import MINUTE
+from halter.core.events import ContextGiven, PrecedentProposed, ProposalDecided
+from halter.core.ids import FLEET, SessionId, new_worker
+from halter.core.left import Kept
+from halter.core.ports import Draft, Query, Write
+from halter.core.rows import DecisionRow
+from halter.core.task_project import rows_of_event
+from halter.core.task_rows import MemoryRow, PrecedentRow
+from halter.dispatch.tending import tended
+from halter.drills.children import Pipe, children
+from halter.guard.approvals import needs_you
+from halter.guard.ask import Call
+from halter.journal.verify import verify
+from halter.settings import Settings, read_settings
+from halter.testing.world import World
+from tests.story.tasks import ALL_VERBS, WORK, Office, all_is_well, watch
+
+AGENT: Final = "name: clerk\nmodel: scripted\nscript: script.yaml\n" + ALL_VERBS + watch()
+CASE: Final = {"kind": "Liability", "summary": "A supplier asks for liability without a limit."}
+EACH: Final = 25
+
+
+def settings(home: Path, url: str) -> Settings:
+    return read_settings({"USER": "ada"}, home, url)
+
+
+def proposes(pipe: Pipe, home: Path, url: str, number: int) -> None:
+    """Propose the same precedent in many sessions at once, when told to."""
+    pipe.send("ready")
+    pipe.recv()
+    pipe.send(asyncio.run(_proposes(home, url, number)))
+
+
+async def _proposes(home: Path, url: str, number: int) -> list[str]:
+    async with (
+        open_app(settings(home, url)) as app,
+        assembled(app, home / "clerk") as agent,
+        models_of(app, agent) as models,
+    ):
+        worker = new_worker(f"process-{number}", app.ids)
+        speaking = Speaking(app, agent, models, worker)
+        async with tended(speaking.store, app.clock, worker):
+            names = [await begin(speaking, "Look.", "task", f"s-{number}-{each}") for each in range(EACH)]
+            return await asyncio.gather(*(_proposal(speaking, session) for session in names))
+
+
+async def _proposal(speaking: Speaking, session: SessionId) -> str:
+    (lease,) = await speaking.store.claim(speaking.worker, 1, session)
+    made = await attending(speaking, await row_of(speaking, session), lease)
+    await made.running.take_up()
+    case = {**CASE, "summary": f"  {CASE['summary'].upper()} "} if session.endswith("7") else CASE
+    answer = await made.running.call(Call(f"{session}.c1", "propose_precedent", msgspec.json.encode(case)))
+    await made.running.end("COMPLETED", "completed")
+    return answer.outcome
+
+
+STORES: Final = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_hundred_proposals_of_one_precedent_at_once_are_one_row_and_one_question(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = str(tmp_path / "store.db") if kind == "sqlite" else request.getfixturevalue("postgres_schema_url")
+    (tmp_path / "clerk").mkdir()
+    (tmp_path / "clerk" / "agent.yaml").write_text(AGENT)
+    (tmp_path / "clerk" / "script.yaml").write_text("- {text: Done.}\n")
+    asyncio.run(looked_at(tmp_path, url, 0))
+    with children(__name__) as started:
+        four = [started.start(proposes, tmp_path, url, number) for number in range(4)]
+        assert [child.hear() for child in four] == ["ready"] * 4
+        for child in four:
+            child.tell("go")
+        assert [child.hear() for child in four] == [["ok"] * EACH] * 4
+    asyncio.run(looked_at(tmp_path, url, 4 * EACH))
+
+
+async def looked_at(home: Path, url: str, observed: int) -> None:
+    async with open_app(settings(home, url)) as app:
+        rows = await app.store.ask(Query("all_precedents", PrecedentRow))
+        assert [row.observed_count for row in rows] == ([observed] if observed else [])
+        asked = await needs_you(app.store)
+        assert [(each.about, each.subject) for each in asked] == [("proposal", row.precedent) for row in rows]
+        assert (await verify(app.store)).findings == ()
+
+
+PROPOSES = """
+- when: The document is
+  calls:
+    - {tool: propose_precedent, arguments: {kind: liability, summary: No limit is asked for.}}
+    - {tool: propose_memory, arguments: {text: The company signs nothing without a limit.}}
+- {repeat: true, text: That is done.}
+"""
+
+
+async def decided(world: World, about: Any, proposal: str, status: Kept) -> None:
+    """Let a person say what becomes of a proposal."""
+    event = ProposalDecided(proposal=proposal, about=about, status=status, by="ada")
+    rows = rows_of_event(event)
+    await world.journal.commit(Write(FLEET, f"{proposal}/{status}", lambda _: [Draft(event)], rows))
+
+
+async def proposed(world: World, home: Path) -> tuple[Office, str, str]:
+    """Let a first session propose something."""
+    office = Office(world, home)
+    office.reviewer(watch(), PROPOSES, head=WORK)
+    office.drop("a.txt", "the first words")
+    office.start(home / "clerk")
+    await world.advance(MINUTE)
+    (precedent,) = await world.journal.ask(Query("all_precedents", PrecedentRow))
+    (memory,) = await world.journal.ask(Query("all_memories", MemoryRow))
+    return office, precedent.precedent, memory.memory
+
+
+async def system_of_second(world: World, office: Office) -> tuple[str, list[ContextGiven]]:
+    """Let a second session run; tell what its model was told before all else, and what stands in its journal."""
+    office.drop("b.txt", "other words")
+    before = len(office.prompts("clerk"))
+    await world.advance(MINUTE)
+    prompt = office.prompts("clerk")[before]
+    told = "\n".join([prompt.system, *(part.text for message in prompt.messages for part in message.parts)])
+    stored = await office.events("clerk.papers-2")
+    return told, [each.event for each in stored if isinstance(each.event, ContextGiven)]
+
+
+async def test_what_a_person_kept_is_shown_to_the_next_session_and_named_in_its_journal(
+    world: World, tmp_path: Path
+) -> None:
+    office, precedent, memory = await proposed(world, tmp_path)
+    await decided(world, "precedent", precedent, "kept")
+    await decided(world, "memory", memory, "kept")
+    told, given = await system_of_second(world, office)
+    assert f"liability: No limit is asked for. (seen 1 times, {precedent})" in told
+    assert f"The company signs nothing without a limit. ({memory})" in told
+    assert given == [ContextGiven(memories=(memory,), precedents=(precedent,))]
+    await all_is_well(world)
+
+
+@pytest.mark.parametrize("status", ["dismissed", ""])
+async def test_what_nobody_kept_is_not_shown_to_anybody(world: World, tmp_path: Path, status: Any) -> None:
+    office, precedent, memory = await proposed(world, tmp_path)
+    if status:
+        await decided(world, "precedent", precedent, status)
+        await decided(world, "memory", memory, status)
+    told, given = await system_of_second(world, office)
+    assert "No limit" not in told
+    assert "signs nothing" not in told
+    assert given == []
+
+
+async def test_a_precedent_that_was_decided_on_counts_up_and_asks_nobody_again(world: World, tmp_path: Path) -> None:
+    office = Office(world, tmp_path)
+    script = PROPOSES.replace("- when: The document is\n", "- when: The document is\n  repeat: true\n")
+    office.reviewer(watch(), script, head=WORK)
+    office.drop("a.txt", "the first words")
+    office.start(tmp_path / "clerk")
+    await world.advance(MINUTE)
+    (row,) = await world.journal.ask(Query("all_precedents", PrecedentRow))
+    await decided(world, "precedent", row.precedent, "dismissed")
+    for name in "bcd":
+        office.drop(f"{name}.txt", f"the words of {name}")
+    await world.advance(MINUTE)
+    (again,) = await world.journal.ask(Query("all_precedents", PrecedentRow))
+    assert (again.observed_count, again.status, again.session) == (4, "dismissed", row.session)
+    assert len(await world.journal.ask(Query("all_decisions", DecisionRow))) == 2
+    assert sum(isinstance(stored.event, PrecedentProposed) for stored in world.history) == 4

@@ -1,0 +1,255 @@
+"""Findings: their quotes are looked for in their sources, and somebody else looks at them before people do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halter.core.clock import MINUTE, SECOND
+from halter.core.events import (
+    FindingEmitted,
+    FindingReviewed,
+    JudgesChosen,
+    NotificationQueued,
+    RequestStarted,
+)
+from halter.core.messages import Model, Prompt, Reply, Text, ToolCall
+from halter.core.ports import said
+from halter.core.usage import ModelName
+from halter.guard.halts import cancel, halt
+from halter.guard.request import Answered, FailedRequest, Request
+from halter.models.scripted import Scripted
+from halter.testing.world import World
+from halter.work.review import Found, Judging, review
+from tests.story.tasks import (
+    DONE,
+    FINDS,
+    JUDGES,
+    NOTIFIES,
+    READS,
+    SCRIPT,
+    USED,
+    WITHHOLDS,
+    Office,
+    all_is_well,
+    paper,
+    watch,
+)
+
+PRICED = 'models: {"scripted:script": {price: {input: 10, output: 10}}, "scripted:a": {price: {input: 10, output: 10}},\
+ "scripted:b": {price: {input: 10, output: 10}}, "scripted:c": {price: {input: 10, output: 10}}}\n'
+THREE = "judges: ['scripted:a', 'scripted:b', 'scripted:c']"
+SESSION = "clerk.papers-1"
+
+
+async def reviewed(world: World, home: Path, more: str = "", script: str = SCRIPT) -> Office:
+    """Let one document be reviewed."""
+    office = Office(world, home, PRICED)
+    office.reviewer(f"{more}{watch()}", script)
+    office.drop("a.txt", paper(1))
+    office.start(home / "clerk")
+    await world.advance(MINUTE)
+    return office
+
+
+async def happened(office: Office, kind: type[Any], session: str = SESSION) -> list[Any]:
+    return [stored.event for stored in await office.events(session) if isinstance(stored.event, kind)]
+
+
+async def test_the_reviewer_is_asked_anew_and_sees_the_source_and_not_the_authors_words(
+    world: World, tmp_path: Path
+) -> None:
+    office = await reviewed(world, tmp_path)
+    (asked,) = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    (prompt,) = [prompt for prompt in office.prompts("clerk") if "You did not write it." in prompt.system]
+    text = "\n".join(part.text for message in prompt.messages for part in message.parts if isinstance(part, Text))
+    assert "The supplier 1 is liable without limit for all of it." in text
+    assert "No limit" in text
+    assert "That is done." not in text
+    assert "begins:" not in text
+    assert asked.request.startswith(f"{SESSION}.judge.f-")
+    (verdict,) = await happened(office, FindingReviewed)
+    assert (verdict.verdict, verdict.judges) == ("released", ("scripted:script",))
+    assert len(await happened(office, NotificationQueued)) == 1
+    await all_is_well(world)
+
+
+async def test_a_model_that_is_named_for_it_judges(world: World, tmp_path: Path) -> None:
+    office = await reviewed(world, tmp_path, "model_for: {judge: 'scripted:b'}\n")
+    (asked,) = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    assert asked.model == "scripted:b"
+
+
+async def test_a_finding_that_is_withheld_is_never_told_to_anybody(world: World, tmp_path: Path) -> None:
+    office = await reviewed(world, tmp_path, script=READS + FINDS + WITHHOLDS + NOTIFIES + DONE)
+    (verdict,) = await happened(office, FindingReviewed)
+    assert verdict.verdict == "withheld"
+    assert ("notify", "error") in await office.calls(SESSION)
+    assert await happened(office, NotificationQueued) == []
+    assert await office.states() == {"COMPLETED": 1}
+
+
+UNCLEAR = {
+    "unavailable": "fails: {kind: Overloaded, unavailable: true, billed: false}",
+    "refused": "fails: {kind: Refused}",
+    "in words only": 'text: "All is well, release it."',
+    "neither yes nor no": "calls: [{tool: answer, arguments: {release: perhaps}}]",
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+async def test_without_a_clear_answer_nothing_was_reviewed_and_people_are_told_so(
+    world: World, tmp_path: Path, case: str
+) -> None:
+    judge = f'- {{when: "The data: ", repeat: true, {UNCLEAR[case]}}}\n'
+    office = await reviewed(world, tmp_path, script=READS + FINDS + judge + NOTIFIES + DONE)
+    (verdict,) = await happened(office, FindingReviewed)
+    assert verdict.verdict == "not_reviewed"
+    asked = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    assert len(asked) == (3 if case == "unavailable" else 1)
+    (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
+    assert b"not reviewed" in await said(world.journal, stored)
+
+
+async def test_what_was_released_is_not_called_unreviewed(world: World, tmp_path: Path) -> None:
+    office = await reviewed(world, tmp_path)
+    (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
+    assert b"not reviewed" not in await said(world.journal, stored)
+
+
+@pytest.mark.parametrize(
+    ("cap", "chosen", "verdict"), [("1", 3, "released"), ("0.03", 1, "released"), ("0.001", 0, "not_reviewed")]
+)
+async def test_fewer_judges_are_asked_where_all_of_them_might_cost_too_much(
+    world: World, tmp_path: Path, cap: str, chosen: int, verdict: str
+) -> None:
+    office = await reviewed(world, tmp_path, f"review: {{{THREE}, max_cost_per_message_usd: {cap}}}\n")
+    (event,) = await happened(office, JudgesChosen)
+    assert (event.wanted, event.chosen, event.items) == (3, chosen, 1)
+    assert event.usd <= event.cap
+    assert bool(event.sentence) is (chosen < 3)
+    asked = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
+    assert [each.model for each in asked] == ["scripted:a", "scripted:b", "scripted:c"][:chosen]
+    (looked,) = await happened(office, FindingReviewed)
+    assert looked.verdict == verdict
+    assert len(looked.judges) == chosen
+
+
+async def test_a_session_without_findings_needs_no_judge(world: World, tmp_path: Path) -> None:
+    office = await reviewed(world, tmp_path, script=READS + DONE)
+    assert await happened(office, JudgesChosen) == []
+    assert await office.states() == {"COMPLETED": 1}
+
+
+SLOW = f'- {{when: "The data: ", repeat: true, takes: 30s, {USED}, text: Hm.}}\n'
+
+
+@pytest.mark.parametrize(("how", "state"), [("halt", "HALTED"), ("cancel", "CANCELLED")])
+async def test_who_is_stopped_while_a_judge_thinks_tells_nobody_anything(
+    world: World, tmp_path: Path, how: str, state: str
+) -> None:
+    office = Office(world, tmp_path, PRICED)
+    office.reviewer(watch(), READS + FINDS + SLOW + NOTIFIES + DONE)
+    office.drop("a.txt", paper(1))
+    office.start(tmp_path / "clerk")
+    await world.advance(20 * SECOND)
+    scope = f"session:{SESSION}"
+    await world.store.commit(halt(scope, "ada", "stop") if how == "halt" else cancel(SESSION, "ada", "stop"))
+    await world.advance(SECOND)
+    row = await office.row(SESSION)
+    assert row.state == state
+    assert await happened(office, NotificationQueued) == []
+
+
+OPINIONS = {
+    True: Reply((ToolCall("a", "answer", '{"release":true}'),), "calls"),
+    False: Reply((ToolCall("a", "answer", '{"release":false}'),), "calls"),
+    None: Reply((Text("Hm.", "model", trusted=False),)),
+}
+
+
+@pytest.mark.parametrize(
+    ("opinions", "verdict"),
+    [
+        ([True, True, False], "released"),
+        ([True, False, False], "withheld"),
+        ([True, False, None], "withheld"),
+        ([True, None, None], "released"),
+        ([False, None, None], "withheld"),
+        ([None, None, None], "not_reviewed"),
+    ],
+)
+async def test_most_of_several_judges_decide_and_a_tie_withholds(
+    world: World, opinions: Sequence[bool | None], verdict: str
+) -> None:
+    judges = [Scripted([], world.clock, ModelName("scripted", name)) for name in "abc"]
+    written: list[FindingReviewed | JudgesChosen] = []
+
+    async def ask(request: Request, model: Model, _: int) -> Answered | FailedRequest:
+        return Answered(request.id, OPINIONS[opinions["abc".index(model.name.model)]])
+
+    async def write(_: str, event: FindingReviewed | JudgesChosen, __: bytes | None) -> None:
+        written.append(event)
+
+    def price(_: Model, __: Prompt) -> int:
+        return 1
+
+    found = [Found("f-1", "It says so.", "supported", "It says so.")]
+    assert await review("s", found, Judging(tuple(judges)), price, ask, write) is None
+    (_, event) = written
+    assert isinstance(event, FindingReviewed)
+    assert event.verdict == verdict
+
+
+@pytest.mark.parametrize(("cap", "attempts"), [(None, 3), (100, 3), (25, 2), (10, 1)])
+async def test_a_judge_who_fails_is_asked_again_only_for_money_that_is_left(
+    world: World, cap: int | None, attempts: int
+) -> None:
+    asked: list[int] = []
+
+    async def ask(request: Request, _: Model, attempt: int) -> Answered | FailedRequest:
+        asked.append(attempt)
+        return FailedRequest(f"{request.id}/{attempt}", "error", "Overloaded", cost_usd=10, may_retry=True)
+
+    async def write(_: str, __: FindingReviewed | JudgesChosen, ___: bytes | None) -> None:
+        """Nobody reads it."""
+
+    judging = Judging((Scripted([], world.clock),), cap=cap)
+    await review("s", [Found("f-1", "So.", "supported", "So.")], judging, lambda _, __: 10, ask, write)
+    assert asked == list(range(attempts))
+
+
+QUOTES = """
+- when: "begins: drafting"
+  calls:
+    - {tool: emit_finding, arguments: {title: One, severity: high, document: a.txt, quote: is liable without limit}}
+    - {tool: emit_finding, arguments: {title: Two, severity: high, document: a.txt, quote: is never liable at all}}
+    - {tool: emit_finding, arguments: {title: Three, severity: high, document: a.txt}}
+    - {tool: emit_finding, arguments: {title: Four, severity: info}}
+    - {tool: emit_finding, arguments: {title: Five, severity: high, document: b.txt, quote: another supplier}}
+    - {tool: emit_finding, arguments: {title: Six, severity: high, document: ../script.yaml, quote: begins drafting}}
+    - {tool: emit_finding, arguments: {title: Seven, severity: dreadful}}
+"""
+
+
+async def test_quotes_are_looked_for_in_the_documents_of_the_session_and_no_others(
+    world: World, tmp_path: Path
+) -> None:
+    office = Office(world, tmp_path, PRICED)
+    office.reviewer(watch("max_parallel: 1"), QUOTES + JUDGES + DONE)
+    office.drop("a.txt", paper(1))
+    office.start(tmp_path / "clerk")
+    await world.advance(4 * SECOND)
+    office.drop("b.txt", "This is another supplier altogether.")
+    await world.advance(MINUTE)
+    found = await happened(office, FindingEmitted)
+    assert sorted((event.support, event.name) for event in found) == [
+        ("supported", "a.txt"),
+        ("unquoted", ""),
+        ("unquoted", "a.txt"),
+        ("unsupported", "a.txt"),
+    ]
+    outcomes = [outcome for tool, outcome in await office.calls(SESSION) if tool == "emit_finding"]
+    assert sorted(outcomes) == ["error", "error", "invalid_arguments", "ok", "ok", "ok", "ok"]
+    assert len(await happened(office, FindingReviewed)) == 4
