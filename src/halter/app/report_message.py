@@ -10,8 +10,9 @@ from halter.core.ids import OUTBOX
 from halter.core.money import shown
 from halter.core.ports import Draft, Write
 from halter.core.task_project import rows_of_event
+from halter.core.telling import Telling
 from halter.core.text import clean, shorten
-from halter.work.leaving import letter, named
+from halter.work.leaving import named
 
 MOST: Final = 1500
 """So many characters a message has at most."""
@@ -41,7 +42,7 @@ def message_of(made: Report) -> Message:
 def send(agent: str, channel: str, message: Message, key: str) -> Write:
     """Let a report be told over a channel of an agent: it is sent after this is committed, by who runs that agent."""
     event = NotificationQueued(notification=named("n", key, channel), channel=channel, agent=agent, about="report")
-    body = letter(message.subject, message.text, agent)
+    body = Telling(subject=message.subject, text=message.text).body()
     return Write(OUTBOX, f"report/{key}", lambda _: [Draft(event, body)], rows_of_event(event))
 
 
