@@ -18,8 +18,13 @@ from halter.core.events import (
     CallStarted,
     DecisionAsked,
     DecisionMade,
+    FindingEmitted,
     HaltLifted,
     HaltRequested,
+    ItemSeen,
+    MemoryProposed,
+    NotificationQueued,
+    PrecedentProposed,
     RequestRefused,
     RequestStarted,
     RuleEnded,
@@ -27,13 +32,16 @@ from halter.core.events import (
     SessionParked,
     SessionStarted,
     ToolPinned,
+    TriggerMade,
 )
-from halter.core.ids import FLEET, WorkerId, inbox_stream, session_stream
+from halter.core.ids import FLEET, WorkerId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import Account, Leg
 from halter.core.ports import Committed, Draft, Lease, Query, Write
 from halter.core.project import rows_of_hold
 from halter.core.row import RowKey
 from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow, SessionRow
+from halter.core.task_project import rows_of_event
+from halter.core.task_rows import OutputRow
 from halter.core.vocabulary import State
 from halter.guard.purse import Intent, Truth, change_cap, holding, intent_id, settling
 from halter.journal.chain import START, link
@@ -187,6 +195,24 @@ class Scribe:
         if "RUNNING" in TRANSITIONS[row.state] and state not in TRANSITIONS[row.state]:
             await self.wake(session, row.inbox_head)
         await self.commit(life.end(self.leases[session], state, "completed", parent))
+
+    async def tasked(self, session: str) -> None:
+        """Let a trigger and a session leave a row of every kind."""
+        lease, stream = self.leases[session], session_stream(session)
+        asked = "desk/inbox"
+        for place, event, owner in (
+            (trigger_stream(asked), TriggerMade(trigger=asked, agent="desk", type="watch", by="x", digest="d"), None),
+            (trigger_stream(asked), ItemSeen(trigger=asked, item="a", name="a.md"), None),
+            (stream, CallStarted(call=f"{session}-write", tool="write_file", writes=("d1",)), lease),
+            (stream, CallSettled(call=f"{session}-write", outcome="ok"), lease),
+            (stream, FindingEmitted(finding="f", agent="desk", severity="low", support="unquoted"), lease),
+            (stream, MemoryProposed(memory="m", agent="desk"), lease),
+            (stream, PrecedentProposed(precedent="p", agent="desk", kind="k"), lease),
+            (stream, NotificationQueued(notification="n", channel="in_app", agent="desk"), lease),
+        ):
+            rows = [*rows_of_event(event), (OutputRow, ("watcher", "d1"))]
+            drafts = [Draft(event, b"what was said")]
+            await self.commit(Write(place, next(self._keys), lambda _, drafts=drafts: drafts, rows, owner))
 
     async def guarded(self, session: str) -> None:
         """Let the guard write whatever it can write: a decision, an audited and rated call, a refusal, a halt."""

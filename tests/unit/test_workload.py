@@ -3,11 +3,12 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from typing import get_args
 
 import pytest
 
 from halter.core.clock import SECOND
-from halter.core.events import KINDS, CallSettled, RequestSettled
+from halter.core.events import KINDS, CallSettled, Leaving, OfTriggers, RequestSettled
 from halter.core.ids import FLEET, StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.money import dollars
 from halter.core.ports import BLOB_FROM, Lease, Stored
@@ -62,6 +63,8 @@ BY_OTHERS = {
     *("rule_made", "rule_ended", "tool_pinned"),
     *("session_resumed", "turn_started", "message_added", "context_cut", "turn_ended"),
     *("hot_state_seen", "turn_skipped", "guardrail_triggered", "sensor_changed", "attending_failed", "agent_switched"),
+    *(event.KIND for event in (*get_args(Leaving), *get_args(OfTriggers))),
+    *("phase_entered", "context_given", "document_read", "judges_chosen", "message_routed"),
 }
 """What only the guard and the loop write, and people through them: the plan spends money past both."""
 
