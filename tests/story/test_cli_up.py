@@ -69,14 +69,16 @@ def test_the_view_tells_of_the_money_then_of_turns_and_sleeps_and_ends_in_silenc
     up.until("sleeps")
     assert up.ends() == (130, "")
     said = up.said()
-    assert said[:5] == [
+    assert said[:7] == [
         "Ctrl-C stops this; the next start goes on where it stands.",
         "desk It may spend at most $1.00 a session and $5.00 a day, and all agents together $20.00 a day.",
+        "desk A night, the next 12 hours, costs at worst $1.00.",
+        "desk If nothing happens: $0.00, for it has no schedules.",
         "desk desk-1 begins.",
         "desk-1 turn 1 begins",
         "desk-1 turn 1 ends, $0.00: sleep 1h (all quiet)",
     ]
-    assert said[5].startswith("desk-1 sleeps 1h, until ")
+    assert said[7].startswith("desk-1 sleeps 1h, until ")
     (row,) = ada.looks("sessions")
     assert (row["session"], row["state"], row["owner"]) == ("desk-1", "SLEEPING", "")
 
@@ -97,7 +99,7 @@ def test_programs_get_one_object_a_line(ada: Person) -> None:
     assert up.ends() == (130, "")
     objects = [json.loads(line) for line in up.seen]
     names = [each["name"] for each in objects]
-    assert names[:3] == ["told", "told", "session_started"]
+    assert names[:5] == ["told", "told", "told", "told", "session_started"]
     assert "autonomy:turn_started" in names
     assert "autonomy:turn_completed" in names
     (ended,) = [each for each in objects if each["name"] == "autonomy:turn_completed"]
@@ -115,7 +117,9 @@ def test_a_broken_agent_is_told_of_and_the_others_run(ada: Person) -> None:
     assert code == 130
     assert "broken/agent.yaml line 2: `modle` is not a key" in beside
     assert "nowhere" in beside
-    assert "still does not run by itself: write `autonomy: {enabled: true}` into still/agent.yaml." in beside
+    assert (
+        "still does not run by itself: write `autonomy: {enabled: true}`, or a schedule, a watch or a webhook" in beside
+    )
     code, said, beside = ada.types("up", "broken", "nowhere", "still")
     assert code == 3
     assert said == "Ctrl-C stops this; the next start goes on where it stands.\n"
@@ -129,7 +133,7 @@ def test_off_stops_what_runs_elsewhere_and_on_begins_the_next_session(ada: Perso
     assert (code, said) == (0, "desk is off, and desk-1 is stopped. `halter on desk` begins a new session.\n")
     up.until("desk-1 is over: HALTED, external_halt", "desk is switched off: halter on desk")
     code, said, _ = ada.types("on", str(ada.agent))
-    assert (code, said) == (0, "desk is on: it runs wherever `halter up` is given its folder.\n")
+    assert (code, said.splitlines()[-1]) == (0, "desk is on: it runs wherever `halter up` is given its folder.")
     up.until("desk-2 begins.", "sleeps")
     assert ada.looks("off", "desk") == {"agent": "desk", "on": False, "known": True, "stopped": ["desk-2"]}
     up.until("desk-2 is over")
@@ -247,7 +251,7 @@ def test_the_help_has_a_place_for_agents_that_run_by_themselves(ada: Person) -> 
     panels = [said.index(title) for title in ("Run ", "Run by themselves", "Look", "Steer", "Trust")]
     assert panels == sorted(panels)
     part = said[said.index("Run by themselves") : said.index("Look")]
-    assert re.findall(r"^│ (\w+) ", part, re.MULTILINE) == ["up", "on", "off"]
+    assert re.findall(r"^│ (\w+) ", part, re.MULTILINE) == ["up", "on", "off", "schedules"]
 
 
 def rows(person: Person, *words: str) -> dict[str, Any]:

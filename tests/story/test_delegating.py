@@ -85,7 +85,7 @@ async def test_its_cap_is_exactly_half_of_what_is_left_and_what_it_spent_is_its_
         assert (await budget(world, again.session)).cap == 249_000
 
 
-async def test_a_part_cannot_spend_more_than_was_carved_out_for_it(world: World, tmp_path: Path) -> None:
+async def test_a_part_does_its_work_with_the_little_that_was_carved_out_for_it(world: World, tmp_path: Path) -> None:
     dear = "- {text: Dear., usage: {input_tokens: 1000, output_tokens: 100}}\n"
     more = f"{THINKS}limits: {{max_cost_usd: 0.02}}\n"
     async with AsyncExitStack() as stack:
@@ -93,8 +93,7 @@ async def test_a_part_cannot_spend_more_than_was_carved_out_for_it(world: World,
         done = await desk.says("@scout check the mail")
         assert isinstance(done, Handled)
         child = await budget(world, done.session)
-        assert child.cap == 10_000
-        assert child.spent <= 10_000
+        assert (child.cap, child.spent, done.answer) == (10_000, 2_000, "Dear.")
         assert (await budget(world, "chat")).spent == child.spent
 
 
