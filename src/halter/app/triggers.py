@@ -175,7 +175,7 @@ class Triggers:
         match act:
             case Run(due_at):
                 run = RunStarted(trigger=identity, session="", cause="schedule", due_at=due_at)
-                await self._start(row, schedule, run, f"tick/{due_at}")
+                await self._start(row, schedule, run)
             case Skip(why, due_at, count, sentence):
                 event = RunSkipped(trigger=identity, why=why, due_at=due_at, count=count, sentence=sentence)
                 await self._store.commit(runs.tell(identity, f"skip/{due_at}", event))
@@ -183,11 +183,14 @@ class Triggers:
                 event = RunQueued(trigger=identity, due_at=due_at)
                 await self._store.commit(runs.tell(identity, f"queue/{due_at}", event))
 
-    async def _start(
-        self, row: TriggerRow, trigger: AnyTrigger, run: RunStarted, key: str, given: Given | None = None
-    ) -> None:
+    async def _start(self, row: TriggerRow, trigger: AnyTrigger, run: RunStarted, item: Item | None = None) -> None:
         (row,) = await self._store.ask(Query("trigger", TriggerRow, {"trigger": row.trigger}))
-        await self._store.commit(await runs.start(self._speaking, row, trigger, run, key, given))
+        key, given, before = f"tick/{run.due_at}", None, None
+        if item is not None:
+            # A document that a person lets be tried anew has no session, as at its very beginning.
+            key, before = f"item/{item.item}/{run.attempt}/{item.session}/{row.runs}", item.session
+            given = Given(f"The document is {item.name}.", row.trigger)
+        await self._store.commit(await runs.start(self._speaking, row, trigger, run, key, given, before))
 
     async def _watch(self, row: TriggerRow, watch: Watch, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
         settles = await self._see(row.trigger, watch)
@@ -206,15 +209,14 @@ class Triggers:
         match act:
             case Start(item, attempt):
                 run = RunStarted(trigger=identity, session="", cause="watch", item=item.item, attempt=attempt)
-                given = Given(f"The document is {item.name}.", identity)
-                await self._start(row, watch, run, f"item/{item.item}/{attempt}/{item.session}", given)
+                await self._start(row, watch, run, item)
             case Quarantine(item, sentence):
                 event = ItemQuarantined(trigger=identity, item=item.item, attempts=item.attempts, sentence=sentence)
                 await self._store.commit(runs.tell(identity, f"quarantine/{item.item}/{item.session}", event))
             case Delay(why, waiting, sentence, until):
                 if (sentence, until) != (row.delayed, row.delayed_until):
                     event = RunsDelayed(trigger=identity, why=why, waiting=waiting, sentence=sentence, until=until)
-                    await self._store.commit(runs.tell(identity, f"delay/{row.runs}/{why}/{until}/{waiting}", event))
+                    await self._store.commit(runs.delay(event, self._clock.now()))
 
     async def _room(self, row: TriggerRow, watch: Watch, running: int) -> int | None:
         """Tell for how many sessions money is left, going by what they have cost so far."""
