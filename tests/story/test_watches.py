@@ -367,3 +367,21 @@ async def test_why_documents_wait_is_told_anew_whenever_the_reason_changes(world
         await world.advance(MINUTE)
         assert (await office.trigger()).delayed == f"{scope} was halted by ada: halter resume {scope}"
     assert len(await office.told_of(RunsDelayed)) == 5
+
+
+async def test_a_document_whose_session_a_person_halts_rests_until_they_let_it_go_on(
+    world: World, tmp_path: Path
+) -> None:
+    office = office_of(world, tmp_path, script=SLOW)
+    office.drop("a.txt", "the first words")
+    office.start(tmp_path / "clerk")
+    await world.advance(10 * SECOND)
+    scope = "session:clerk.papers-1"
+    await world.store.commit(halt(scope, "ada", "stop"))
+    office.drop("b.txt", "other words")
+    await world.advance(5 * MINUTE)
+    assert await office.states() == {"HALTED": 1, "COMPLETED": 1}
+    assert (await office.trigger()).delayed == f"{scope} was halted by ada: halter resume {scope}"
+    await world.store.commit(resume(scope, "ada", "go on"))
+    await world.advance(5 * MINUTE)
+    assert await office.states() == {"HALTED": 1, "COMPLETED": 2}

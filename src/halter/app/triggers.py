@@ -198,8 +198,9 @@ class Triggers:
         if not any(not item.done and not item.open for item in items):
             return settles
         around = await self._around(row, watch, switch, halts)
-        found = watch_now(watch, items, around, await self._room(row, watch, around.running))
-        for act in found.acts:
+        free, stopped = _stopped(items, switch, halts)
+        found = watch_now(watch, free, around, await self._room(row, watch, around.running))
+        for act in (*found.acts, *(stopped if not found.acts else ())):
             await self._act(row, watch, act)
         moments = [at for at in (settles, found.until, around.empty and around.empty.until) if at is not None]
         return min(moments, default=None)
@@ -292,11 +293,30 @@ class Triggers:
                 self._tell(self._name, f"{about}: {sentence}")
 
 
+def _stopped(
+    items: Sequence[Item], switch: AgentRow, halts: Mapping[str, HaltRow]
+) -> tuple[Sequence[Item], Sequence[Delay]]:
+    """Part from the others the documents whose own session a person halted since the agent was switched on."""
+
+    def halt_of(item: Item) -> HaltRow | None:
+        halt = halts.get(f"session:{item.session}")
+        ours = halt is not None and halt.halted and halt.at > switch.at and item.blameless
+        return halt if ours else None
+
+    held = [halt for item in items if (halt := halt_of(item)) is not None]
+    delays = [Delay("halted", len(held), _who(held[0]))] if held else []
+    return [item for item in items if halt_of(item) is None], delays
+
+
+def _who(halt: HaltRow) -> str:
+    return f"{halt.scope} was halted by {halt.by}: halter resume {halt.scope}"
+
+
 def _halted(row: TriggerRow, halts: Mapping[str, HaltRow]) -> str:
     for scope in (f"trigger:{row.trigger}", f"agent:{row.agent}", "fleet"):
         halt = halts.get(scope)
         if halt is not None and halt.halted:
-            return f"{scope} was halted by {halt.by}: halter resume {scope}"
+            return _who(halt)
     return ""
 
 
