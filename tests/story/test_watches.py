@@ -147,13 +147,15 @@ async def test_a_folder_that_vanishes_is_told_of_once_and_watched_again_when_it_
 async def test_a_collection_can_be_watched_in_the_place_of_a_folder(world: World, tmp_path: Path) -> None:
     office = Office(world, tmp_path)
     watches = "watches: [{name: papers, collection: contracts, prompt: Look., debounce: 2s}]\n"
-    office.reviewer(f"collections: {{contracts: {{path: inbox, pattern: '*.md'}}}}\n{watches}", DONE, head=WORK)
+    reads = "- {when: The document is, calls: [{tool: retrieve_chunks, arguments: {file: a.md}}]}\n"
+    office.reviewer(f"collections: {{contracts: {{path: inbox, pattern: '*.md'}}}}\n{watches}", reads + DONE, head=WORK)
     office.drop("a.md", "the first words")
     office.drop("a.txt", "other words")
     office.start(tmp_path / "clerk")
     await world.advance(MINUTE)
     assert await names(office) == ["a.md"]
     assert await office.states() == {"COMPLETED": 1}
+    assert await office.calls("clerk.papers-1") == [("retrieve_chunks", "ok")]
 
 
 async def test_hidden_files_and_those_that_the_pattern_does_not_name_are_left_alone(
