@@ -14,7 +14,7 @@ from halter.app.speaking import Speaking
 from halter.app.talking import begin, row_of
 from halter.app.thinking import models_of
 from halter.core.clock import MINUTE
-from halter.core.events import ContextGiven, PrecedentProposed, ProposalDecided
+from halter.core.events import ContextGiven, DecisionAsked, PrecedentProposed, ProposalDecided
 from halter.core.ids import FLEET, SessionId, new_worker
 from halter.core.left import Kept
 from halter.core.ports import Draft, Query, Write
@@ -96,6 +96,8 @@ async def looked_at(home: Path, url: str, observed: int) -> None:
         assert [row.observed_count for row in rows] == ([observed] if observed else [])
         asked = await needs_you(app.store)
         assert [(each.about, each.subject) for each in asked] == [("proposal", row.precedent) for row in rows]
+        questions = await app.store.read(FLEET, limit=1000)
+        assert sum(isinstance(stored.event, DecisionAsked) for stored in questions) == len(rows)
         assert (await verify(app.store)).findings == ()
 
 
@@ -179,3 +181,4 @@ async def test_a_precedent_that_was_decided_on_counts_up_and_asks_nobody_again(w
     assert (again.observed_count, again.status, again.session) == (4, "dismissed", row.session)
     assert len(await world.journal.ask(Query("all_decisions", DecisionRow))) == 2
     assert sum(isinstance(stored.event, PrecedentProposed) for stored in world.history) == 4
+    assert sum(isinstance(stored.event, DecisionAsked) for stored in world.history) == 2

@@ -161,6 +161,20 @@ async def test_nothing_is_started_while_the_agent_is_off_nor_made_up_for_afterwa
     assert await skipped(office) == [("01:10", "off", 6)]
 
 
+async def test_a_run_that_waited_when_the_agent_was_switched_off_is_not_made_up_for(
+    world: World, tmp_path: Path
+) -> None:
+    office = begun(world, tmp_path, "every: 2m, overlap: queue", SLOW)
+    await world.advance(5 * MINUTE)
+    await turn_off(office.app, "clerk")
+    await world.advance(30 * SECOND)
+    await turn_on(office.app, "clerk")
+    await world.advance(2 * MINUTE)
+    assert await ran(office) == ["00:02", "00:06"]
+    assert await skipped(office) == [("00:04", "off", 1)]
+    assert (await office.trigger("tick")).queued_at is None
+
+
 @pytest.mark.parametrize("scope", ["trigger:clerk/tick", "agent:clerk", "fleet"])
 async def test_a_time_that_comes_during_a_halt_says_who_halted_it(world: World, tmp_path: Path, scope: str) -> None:
     office = begun(world, tmp_path, "every: 10m")

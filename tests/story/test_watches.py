@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from halter.app.runs import tell
 from halter.app.up import turn_off, turn_on
 from halter.brain.together import heard
 from halter.core.clock import MINUTE, SECOND
-from halter.core.events import ItemQuarantined, ItemSeen, RunsDelayed, RunStarted
+from halter.core.events import ItemQuarantined, ItemReleased, ItemSeen, RunsDelayed, RunStarted
 from halter.guard.halts import cancel, halt, resume
 from halter.testing.crash import Crash
 from halter.testing.world import World
@@ -146,13 +147,15 @@ async def test_a_folder_that_vanishes_is_told_of_once_and_watched_again_when_it_
 async def test_a_collection_can_be_watched_in_the_place_of_a_folder(world: World, tmp_path: Path) -> None:
     office = Office(world, tmp_path)
     watches = "watches: [{name: papers, collection: contracts, prompt: Look., debounce: 2s}]\n"
-    office.reviewer(f"collections: {{contracts: {{path: inbox, pattern: '*.md'}}}}\n{watches}", DONE, head=WORK)
+    reads = "- {when: The document is, calls: [{tool: retrieve_chunks, arguments: {file: a.md}}]}\n"
+    office.reviewer(f"collections: {{contracts: {{path: inbox, pattern: '*.md'}}}}\n{watches}", reads + DONE, head=WORK)
     office.drop("a.md", "the first words")
     office.drop("a.txt", "other words")
     office.start(tmp_path / "clerk")
     await world.advance(MINUTE)
     assert await names(office) == ["a.md"]
     assert await office.states() == {"COMPLETED": 1}
+    assert await office.calls("clerk.papers-1") == [("retrieve_chunks", "ok")]
 
 
 async def test_hidden_files_and_those_that_the_pattern_does_not_name_are_left_alone(
@@ -312,3 +315,75 @@ async def test_two_processes_on_one_store_start_each_document_once(world: World,
     assert await office.states() == {"COMPLETED": 6}
     assert [event.attempt for event in await office.told_of(RunStarted)] == [1] * 6
     await all_is_well(world)
+
+
+ASKS = "- {when: The document is, repeat: true, calls: [{tool: ask_user, arguments: {question: Which?}}]}\n" + DONE
+
+
+@pytest.mark.parametrize("how", ["trigger:clerk/papers", "agent:clerk", "fleet", "off"])
+async def test_who_waits_for_a_person_is_stopped_as_well(world: World, tmp_path: Path, how: str) -> None:
+    office = office_of(world, tmp_path, script=ASKS)
+    office.drop("a.txt", "the first words")
+    office.start(tmp_path / "clerk")
+    await world.advance(MINUTE)
+    assert await office.states() == {"WAITING_FOR_INPUT": 1}
+    if how == "off":
+        await turn_off(office.app, "clerk")
+    else:
+        await world.store.commit(halt(how, "ada", "stop"))
+    await world.advance(MINUTE)
+    assert await office.states() == {"HALTED": 1}
+
+
+FAILS = "- {when: The document is, repeat: true, fails: {kind: Refused}}\n"
+
+
+async def test_a_document_that_a_person_lets_be_tried_anew_has_all_its_attempts_again(
+    world: World, tmp_path: Path
+) -> None:
+    office = office_of(world, tmp_path, "max_attempts: 2", FAILS)
+    office.drop("a.txt", "the first words")
+    office.start(tmp_path / "clerk")
+    await world.advance(5 * MINUTE)
+    for number in range(1, 4):
+        assert await office.states() == {"ERROR": 2 * number}
+        (item,) = await office.items()
+        assert item.quarantined_at is not None
+        event = ItemReleased(trigger="clerk/papers", item=item.item, by="ada")
+        await world.store.commit(tell("clerk/papers", f"released {number}", event))
+        await world.advance(5 * MINUTE)
+    assert [event.attempt for event in await office.told_of(RunStarted)] == [1, 2] * 4
+
+
+async def test_why_documents_wait_is_told_anew_whenever_the_reason_changes(world: World, tmp_path: Path) -> None:
+    office = office_of(world, tmp_path)
+    office.start(tmp_path / "clerk")
+    await world.store.commit(halt("fleet", "ada", "stop 1"))
+    office.drop("a.txt", "the first words")
+    await world.advance(MINUTE)
+    assert (await office.trigger()).delayed == "fleet was halted by ada: halter resume fleet"
+    for number, scope in enumerate(["agent:clerk", "fleet", "agent:clerk", "fleet"]):
+        other = "fleet" if scope == "agent:clerk" else "agent:clerk"
+        await world.store.commit(halt(scope, "ada", f"halt {number}"))
+        await world.store.commit(resume(other, "ada", f"resume {number}"))
+        await world.advance(MINUTE)
+        assert (await office.trigger()).delayed == f"{scope} was halted by ada: halter resume {scope}"
+    assert len(await office.told_of(RunsDelayed)) == 5
+
+
+async def test_a_document_whose_session_a_person_halts_rests_until_they_let_it_go_on(
+    world: World, tmp_path: Path
+) -> None:
+    office = office_of(world, tmp_path, script=SLOW)
+    office.drop("a.txt", "the first words")
+    office.start(tmp_path / "clerk")
+    await world.advance(10 * SECOND)
+    scope = "session:clerk.papers-1"
+    await world.store.commit(halt(scope, "ada", "stop"))
+    office.drop("b.txt", "other words")
+    await world.advance(5 * MINUTE)
+    assert await office.states() == {"HALTED": 1, "COMPLETED": 1}
+    assert (await office.trigger()).delayed == f"{scope} was halted by ada: halter resume {scope}"
+    await world.store.commit(resume(scope, "ada", "go on"))
+    await world.advance(5 * MINUTE)
+    assert await office.states() == {"HALTED": 1, "COMPLETED": 2}

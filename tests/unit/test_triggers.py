@@ -41,6 +41,17 @@ def test_a_queued_run_starts_when_nothing_works_and_not_during_a_halt() -> None:
     assert schedule_now(EVERY, TIMING, waiting, around(MINUTE + 1, halted="fleet was halted")) == []
 
 
+@pytest.mark.parametrize(
+    ("more", "why"), [({"on_since": MINUTE}, "off"), ({"empty": Empty("$1.00 is spent.")}, "cost_cap_reached")]
+)
+def test_a_queued_run_says_why_it_does_not_start_after_all(more: Any, why: str) -> None:
+    waiting = row(ticked_at=MINUTE, queued_at=MINUTE)
+    found = schedule_now(EVERY, TIMING, waiting, Around(**{"now": MINUTE + 1, "on_since": 0, **more}))
+    (skip,) = found
+    assert isinstance(skip, Skip)
+    assert (skip.why, skip.due_at) == (why, MINUTE)
+
+
 def test_only_one_run_waits_for_the_one_before_it() -> None:
     queues = Schedule(name="tick", prompt="Look.", every=MINUTE, overlap="queue")
     assert schedule_now(queues, TIMING, row(), around(MINUTE, running=1)) == [Queue(MINUTE)]

@@ -14,6 +14,7 @@ from halter.app.triggered import made_of
 from halter.core.events import (
     FORMAT,
     AnyEvent,
+    RunsDelayed,
     RunStarted,
     TriggerEnded,
     TriggerMade,
@@ -23,7 +24,7 @@ from halter.core.ids import inbox_stream, session_stream, trigger_stream
 from halter.core.ports import Draft, Rows, Write, kept
 from halter.core.schedules import Timing
 from halter.core.task_project import rows_of_event
-from halter.core.task_rows import TriggerRow
+from halter.core.task_rows import ItemRow, TriggerRow
 from halter.core.tasks import AnyTrigger, Schedule, TriggerType, Watch
 from halter.core.text import to_body
 from halter.work.playbooks import Task, written
@@ -76,6 +77,18 @@ def tell(trigger: str, key: str, *events: AnyEvent) -> Write:
     return Write(trigger_stream(trigger), f"{trigger}/{key}", lambda _: [Draft(event) for event in events], rows)
 
 
+def delay(event: RunsDelayed, now: int) -> Write:
+    """Write down why a trigger's runs wait, unless that is what was said last."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(TriggerRow, event.trigger)
+        same = row is not None and (row.delayed, row.delayed_until) == (event.sentence, event.until)
+        return [] if same else [Draft(event)]
+
+    key = f"{event.trigger}/delay/{now}"
+    return Write(trigger_stream(event.trigger), key, decide, rows_of_event(event))
+
+
 class Given(msgspec.Struct, frozen=True):
     """What a session is given beside its trigger's own words: where it comes from cannot be trusted."""
 
@@ -85,9 +98,18 @@ class Given(msgspec.Struct, frozen=True):
 
 
 async def start(
-    speaking: Speaking, row: TriggerRow, trigger: AnyTrigger, run: RunStarted, key: str, given: Given | None = None
+    speaking: Speaking,
+    row: TriggerRow,
+    trigger: AnyTrigger,
+    run: RunStarted,
+    key: str,
+    given: Given | None = None,
+    before: str | None = None,
 ) -> Write:
-    """Start a run: what is written down of it, and its session, in one commit; nothing if another run came first."""
+    """Start a run: what is written down of it, and its session, in one commit; nothing if another run came first.
+
+    `before` is the newest session of its document, where that must not have changed.
+    """
     session = f"{row.agent}.{trigger.name}-{row.runs + 1}"
     event, more = await beginning(speaking, "task", session)
     event = msgspec.structs.replace(
@@ -105,7 +127,10 @@ async def start(
 
     def decide(rows: Rows) -> Sequence[Draft]:
         now = rows.get(TriggerRow, row.trigger)
+        item = rows.get(ItemRow, row.trigger, run.item) if before is not None else None
         if now is None or now.ended_at is not None or now.runs != row.runs:
+            return []
+        if item is not None and item.session != before:
             return []
         session_drafts = [Draft(event, *task), *more]
         return [

@@ -107,10 +107,17 @@ class SessionShelves:
         self._own = own
 
     async def documents(self) -> Sequence[Shelved]:
-        """List all of them, as they are now."""
+        """List all of them, as they are now; but what the session is about as it was when it began, and once."""
         found = list(self._own)
+        places = {(own.name, own.collection) for own in found}
+        contents = {(own.name, own.document) for own in found}
         for name, collection in self._collections.items():
-            found += await self._library.shelf(name, collection.path, collection.pattern)
+            shelf = await self._library.shelf(name, collection.path, collection.pattern)
+            found += [
+                each
+                for each in shelf
+                if (each.name, each.collection) not in places and (each.name, each.document) not in contents
+            ]
         return found
 
     async def chunks(self, document: str) -> Sequence[Chunk]:

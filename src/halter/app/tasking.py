@@ -80,7 +80,7 @@ class Tasking:
         named = tasks.collections if trigger is None else _named(trigger)
         collections = {name: tasks.collections[name] for name in named if name in tasks.collections}
         library = speaking.agent.library or Library(speaking.store, Path())
-        self.shelves = SessionShelves(library, speaking.store, collections, own)
+        self.shelves = SessionShelves(library, speaking.store, collections, _placed(own, trigger))
         self._left: dict[str, int] = {}
 
     def verbs(self) -> Sequence[Verb]:
@@ -188,6 +188,13 @@ def _named(trigger: AnyTrigger) -> tuple[str, ...]:
     """Name the collections that a trigger's sessions may read."""
     own = (trigger.collection,) if isinstance(trigger, Watch) and trigger.collection is not UNSET else ()
     return (*trigger.collections, *own)
+
+
+def _placed(own: Sequence[Shelved], trigger: AnyTrigger | None) -> Sequence[Shelved]:
+    """Let a document that a watch found in a collection stand in that collection."""
+    if not isinstance(trigger, Watch) or trigger.collection is UNSET:
+        return own
+    return [msgspec.structs.replace(each, collection=trigger.collection) for each in own]
 
 
 async def _whole(store: Store, row: FoundRow) -> FoundRow:

@@ -207,7 +207,7 @@ class Triggers:
         match act:
             case Run(due_at):
                 run = RunStarted(trigger=identity, session="", cause="schedule", due_at=due_at)
-                await self._start(row, schedule, run, f"tick/{due_at}")
+                await self._start(row, schedule, run)
             case Skip(why, due_at, count, sentence):
                 event = RunSkipped(trigger=identity, why=why, due_at=due_at, count=count, sentence=sentence)
                 await self._store.commit(runs.tell(identity, f"skip/{due_at}", event))
@@ -215,11 +215,14 @@ class Triggers:
                 event = RunQueued(trigger=identity, due_at=due_at)
                 await self._store.commit(runs.tell(identity, f"queue/{due_at}", event))
 
-    async def _start(
-        self, row: TriggerRow, trigger: AnyTrigger, run: RunStarted, key: str, given: Given | None = None
-    ) -> None:
+    async def _start(self, row: TriggerRow, trigger: AnyTrigger, run: RunStarted, item: Item | None = None) -> None:
         (row,) = await self._store.ask(Query("trigger", TriggerRow, {"trigger": row.trigger}))
-        await self._store.commit(await runs.start(self._speaking, row, trigger, run, key, given))
+        key, given, before = f"tick/{run.due_at}", None, None
+        if item is not None:
+            # A document that a person lets be tried anew has no session, as at its very beginning.
+            key, before = f"item/{item.item}/{run.attempt}/{item.session}/{row.runs}", item.session
+            given = Given(f"The document is {item.name}.", row.trigger)
+        await self._store.commit(await runs.start(self._speaking, row, trigger, run, key, given, before))
 
     async def _watch(self, row: TriggerRow, watch: Watch, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
         settles = await self._see(row.trigger, watch)
@@ -227,8 +230,9 @@ class Triggers:
         if not any(not item.done and not item.open for item in items):
             return settles
         around = await self._around(row, watch, switch, halts)
-        found = watch_now(watch, items, around, await self._room(row, watch, around.running))
-        for act in found.acts:
+        free, stopped = _stopped(items, switch, halts)
+        found = watch_now(watch, free, around, await self._room(row, watch, around.running))
+        for act in (*found.acts, *(stopped if not found.acts else ())):
             await self._act(row, watch, act)
         moments = [at for at in (settles, found.until, around.empty and around.empty.until) if at is not None]
         return min(moments, default=None)
@@ -238,8 +242,7 @@ class Triggers:
         match act:
             case Start(item, attempt):
                 run = RunStarted(trigger=identity, session="", cause="watch", item=item.item, attempt=attempt)
-                given = Given(f"The document is {item.name}.", identity)
-                await self._start(row, watch, run, f"item/{item.item}/{attempt}/{item.session}", given)
+                await self._start(row, watch, run, item)
             case Quarantine(item, sentence):
                 event = ItemQuarantined(trigger=identity, item=item.item, attempts=item.attempts, sentence=sentence)
                 await self._store.commit(runs.tell(identity, f"quarantine/{item.item}/{item.session}", event))
@@ -247,7 +250,7 @@ class Triggers:
             case Delay(why, waiting, sentence, until):
                 if (sentence, until) != (row.delayed, row.delayed_until):
                     event = RunsDelayed(trigger=identity, why=why, waiting=waiting, sentence=sentence, until=until)
-                    await self._store.commit(runs.tell(identity, f"delay/{row.runs}/{why}/{until}/{waiting}", event))
+                    await self._store.commit(runs.delay(event, self._clock.now()))
 
     async def _room(self, row: TriggerRow, watch: Watch, running: int) -> int | None:
         """Tell for how many sessions money is left, going by what they have cost so far."""
@@ -325,11 +328,30 @@ class Triggers:
                 self._tell(self._name, f"{about}: {sentence}")
 
 
+def _stopped(
+    items: Sequence[Item], switch: AgentRow, halts: Mapping[str, HaltRow]
+) -> tuple[Sequence[Item], Sequence[Delay]]:
+    """Part from the others the documents whose own session a person halted since the agent was switched on."""
+
+    def halt_of(item: Item) -> HaltRow | None:
+        halt = halts.get(f"session:{item.session}")
+        ours = halt is not None and halt.halted and halt.at > switch.at and item.blameless
+        return halt if ours else None
+
+    held = [halt for item in items if (halt := halt_of(item)) is not None]
+    delays = [Delay("halted", len(held), _who(held[0]))] if held else []
+    return [item for item in items if halt_of(item) is None], delays
+
+
+def _who(halt: HaltRow) -> str:
+    return f"{halt.scope} was halted by {halt.by}: halter resume {halt.scope}"
+
+
 def _halted(row: TriggerRow, halts: Mapping[str, HaltRow]) -> str:
     for scope in (f"trigger:{row.trigger}", f"agent:{row.agent}", "fleet"):
         halt = halts.get(scope)
         if halt is not None and halt.halted:
-            return f"{scope} was halted by {halt.by}: halter resume {scope}"
+            return _who(halt)
     return ""
 
 

@@ -76,7 +76,7 @@ def schedule_now(
 ) -> Sequence[Run | Skip | Queue]:
     """Decide what becomes of the times that have come since the last look."""
     if row.queued_at is not None and not around.running and not around.halted:
-        return [Run(row.queued_at)]
+        return [_queued(schedule, row.queued_at, row, around, hours)]
     found = ticks(timing, row.ticked_at, around.now)
     if found.latest is None:
         return []
@@ -86,6 +86,14 @@ def schedule_now(
     if latest <= around.on_since or around.now < latest + _jitter(schedule, row.trigger, latest):
         return skipped
     return [*skipped, _latest(schedule, latest, row, around, hours)]
+
+
+def _queued(schedule: Schedule, due: int, row: TriggerRow, around: Around, hours: Hours | None) -> Run | Skip:
+    """Start a run that waited for the one before it, unless there is something against it by now."""
+    if due <= around.on_since:
+        return Skip("off", due, 1, "The agent was switched off.")
+    against = _against(schedule, row, around, hours)
+    return Run(due) if against is None else Skip(against[0], due, 1, against[1])
 
 
 def _past(found: Ticks, while_off: Ticks) -> Iterator[Skip]:
@@ -98,7 +106,10 @@ def _past(found: Ticks, while_off: Ticks) -> Iterator[Skip]:
 
 
 def _latest(schedule: Schedule, due: int, row: TriggerRow, around: Around, hours: Hours | None) -> Run | Skip | Queue:
-    against = _against(schedule, due, row, around, hours)
+    late = around.now - due - _jitter(schedule, row.trigger, due)
+    if schedule.catch_up == "never" and late > LATE:
+        return Skip("missed", due, 1, "Nothing ran then, and it is not made up for.")
+    against = _against(schedule, row, around, hours)
     if against is not None:
         return Skip(against[0], due, 1, against[1])
     if not around.running:
@@ -109,12 +120,7 @@ def _latest(schedule: Schedule, due: int, row: TriggerRow, around: Around, hours
     return Skip("overlap", due, 1, f"{row.session} is still at work{waits}.")
 
 
-def _against(
-    schedule: Schedule, due: int, row: TriggerRow, around: Around, hours: Hours | None
-) -> tuple[SkipReason, str] | None:
-    late = around.now - due - _jitter(schedule, row.trigger, due)
-    if schedule.catch_up == "never" and late > LATE:
-        return ("missed", "Nothing ran then, and it is not made up for.")
+def _against(schedule: Schedule, row: TriggerRow, around: Around, hours: Hours | None) -> tuple[SkipReason, str] | None:
     if around.halted:
         return ("halted", around.halted)
     if hours is not None and asleep_until(hours, around.now) is not None:

@@ -53,7 +53,8 @@ def of_trigger(event: OfTriggers, place: Place, known: Known) -> Iterator[Row]:
                 item = _item(known, event.trigger, event.item)
                 yield _with(item, attempts=event.attempt, session=event.session)
         case RunSkipped():
-            yield _with(row, ticked_at=max(row.ticked_at, event.due_at))
+            queued = None if row.queued_at == event.due_at else row.queued_at
+            yield _with(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=queued)
         case RunQueued():
             yield _with(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=event.due_at)
         case RunsDelayed():

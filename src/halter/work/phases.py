@@ -42,8 +42,11 @@ class Walk:
         self._review = review
 
     async def before(self, news: News) -> Open | Park | End:
-        """Open a turn with what was said, with the phase that begins, or with a word to go on."""
+        """Open a turn with what was said, with the phase that begins, or with a word to go on; not during a halt."""
         self._stand()
+        halt = await self._running.halted()
+        if halt is not None:
+            return End("CANCELLED", "cancelled") if halt.cancels else End("HALTED", "external_halt")
         if news.said:
             return Open((*news.said, *self._announced()) if self._begins() else news.said)
         if self._begins():
