@@ -50,7 +50,7 @@ STEPS = """
 - {call: retrieve_chunks, with: {file: "${inputs.name}"}, as: text}
 - {call: retrieve_chunks, with: {query: limit}}
 """
-EVERY = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
+EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
 
 
 def made(home: Path, number: int, world: World) -> Office:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from halter.app.runs import start
 from halter.app.up import turn_off, turn_on
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import RunQueued, RunSkipped, RunStarted, TriggerEnded, TriggerMade
@@ -296,16 +297,34 @@ async def test_a_schedule_can_play_a_playbook_without_a_model(world: World, tmp_
     await all_is_well(world)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_two_processes_on_one_store_start_each_time_once(seed: int, tmp_path: Path) -> None:
     async def both() -> None:
-        office = begun(world, tmp_path, "every: 10m, overlap: queue", "- {repeat: true, takes: 2m, text: Done.}\n")
-        other = Office(world, tmp_path)
+        office, other = Office(world, tmp_path), Office(world, tmp_path)
+        script = "- {repeat: true, takes: 30s, text: Done.}\n"
+        office.reviewer(schedule("every: 2m, overlap: queue"), script, head=HEAD)
+        office.start(tmp_path / "clerk")
         other.start(tmp_path / "clerk")
-        await world.advance(HOUR + 5 * MINUTE)
-        assert await ran(office) == ["00:10", "00:20", "00:30", "00:40", "00:50", "01:00"]
+        await world.advance(11 * MINUTE)
+        assert await ran(office) == ["00:02", "00:04", "00:06", "00:08", "00:10"]
         assert await skipped(office) == []
-        assert await office.states() == {"COMPLETED": 6}
+        assert await office.states() == {"COMPLETED": 5}
 
     with World(seed) as world:
         world.run(both())
+
+
+async def test_of_two_runs_that_are_started_at_the_same_moment_one_is(world: World, tmp_path: Path) -> None:
+    office = begun(world, tmp_path, "every: 10m")
+    await world.advance(MINUTE)
+    assert office.up is not None
+    speaking = office.up.agents["clerk"].speaking
+    row, (tick,) = await office.trigger("tick"), speaking.agent.read.tasks.schedules
+    writes = [
+        await start(speaking, row, tick, RunStarted(trigger=row.trigger, session="", cause="person", by=who), who)
+        for who in ("ada", "bob")
+    ]
+    committed = [await world.journal.commit(write) for write in writes]
+    assert [bool(each.events) for each in committed] == [True, False]
+    await world.advance(MINUTE)
+    assert await office.states() == {"COMPLETED": 1}
