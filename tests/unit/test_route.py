@@ -139,6 +139,8 @@ FAST: dict[FastPath, str] = {
         give me a status update
         scout: status
         what are you up to?
+        what's running?
+        what's happening right now?
     """,
     "spending": """
         how much have you spent?
@@ -157,6 +159,8 @@ FAST: dict[FastPath, str] = {
         How much of your budget is left?
         how much did you cost me today?
         Spent today?
+        how much have we spent so far this month?
+        how much did we spend today?
     """,
     "halt": """
         stop
@@ -178,6 +182,9 @@ FAST: dict[FastPath, str] = {
         stop all agents
         halt the fleet
         emergency stop
+        pause
+        kill all agents
+        pause everything
         hey scout, stop!
         @scout halt
         stop writer

@@ -54,6 +54,8 @@ STATUS: Final = grammar(f"""
 {_SHOW} [current] status [report|update] {_NOW}
 status of [the|this] agent
 what are you (doing|working on|up to|busy with) {_NOW}
+what is (running|going on|happening) {_NOW}
+how are (you|things) (going|doing) {_NOW}
 are you (running|awake|asleep|alive|halted|busy|idle|working) {_NOW}
 give me (a|an) (status|status update|status report)
 a status update
@@ -95,6 +97,7 @@ what did (your|the) last (session|run) (do|cost)
 HOT_STATE: Final = grammar(f"""
 {_SHOW} [current] (hot state|hotstate|hot-state|state|facts) {_NOW}
 what is in [the|your] (hot state|hotstate|hot-state)
+what do you (know|see) (now|right now|at the moment|currently)
 """)
 TIME: Final = grammar(f"""
 [do you know|tell me] what time (is it|it is) {_NOW}
@@ -119,8 +122,8 @@ what is the date [now|today] in {place}
 """)
 SPENT: Final = grammar("""
 [show|show me|tell me|what is|what are] [the|my|your|our] (spending|spend|costs|cost|expenses|budget)
-how much [money] have you (spent|used|cost|cost me)
-how much [money] did you (spend|cost|use|cost me)
+how much [money] have (you|we|i) (spent|used|cost|cost me) [so far]
+how much [money] did (you|we|i) (spend|cost|use|cost me)
 spent
 how much (has been|was) spent
 how much are you spending
@@ -132,13 +135,14 @@ what (have you spent|have you cost|did you spend|did you cost|do you cost)
 what is left of (the|your) budget
 """)
 HALT: Final = grammar(f"""
-(stop|halt|freeze|emergency stop|abort|shut down|shutdown) {_AT_ONCE}
+(stop|halt|freeze|emergency stop|abort|shut down|shutdown|pause) {_AT_ONCE}
 (stop|halt|abort) (it|this|that|yourself|working|running|what you are doing|the agent|this agent|your work) {_AT_ONCE}
 (stop stop|stop stop stop|stop, stop|stop, stop, stop)
 """)
 HALT_ALL: Final = grammar(f"""
-(stop|halt|freeze|abort|shut down) (everything|all|all agents|all the agents|every agent|everyone|everybody) {_AT_ONCE}
-(stop|halt|freeze|abort|shut down) [the] [whole|entire] fleet {_AT_ONCE}
+(stop|halt|freeze|abort|shut down|kill|pause) (everything|all|all agents|all the agents|every agent|everyone) {_AT_ONCE}
+(stop|halt|freeze|abort|shut down|kill|pause) everybody {_AT_ONCE}
+(stop|halt|freeze|abort|shut down|kill|pause) [the] [whole|entire] fleet {_AT_ONCE}
 (stop|halt) all of (them|you) {_AT_ONCE}
 """)
 RESUME: Final = grammar("""

@@ -23,10 +23,14 @@ from halter.cli.command import (
     with_app,
 )
 from halter.cli.edited import arguments_from, refuse_secrets
+from halter.cli.moments import written
 from halter.cli.waiting import Waiting, as_facts, as_object, meant, waiting
+from halter.core.clock import DAY
 from halter.core.durations import shown_duration
 from halter.core.money import Account, shown
-from halter.core.ports import Write
+from halter.core.ports import Query, Write
+from halter.core.telling import telling_of
+from halter.core.text import one_line, shorten
 from halter.guard import approvals
 
 USUAL: Final = "7d"
@@ -55,22 +59,46 @@ class Said:
     rule: str = ""
 
 
+MOST_NEWS: Final = 20
+
+
+class News(msgspec.Struct, frozen=True):
+    """Something that an agent, or the runtime about it, told in the app."""
+
+    agent: str
+    queued_at: int
+    body: bytes | None
+
+    @property
+    def subject(self) -> str:
+        """What it is about, on one line."""
+        telling = telling_of(self.body or b"{}")
+        return one_line(telling.subject or shorten(telling.text, 120)) or "(erased)"
+
+
 def inbox(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show what needs you: everything that waits for a yes or a no, and what each of them does."""
+    """Show what needs you: everything that waits for a yes or a no, and what each of them does.
 
-    async def job(app: App) -> tuple[Sequence[Waiting], int]:
-        return await waiting(app), app.clock.now()
+    Below it stands what agents told in the app in the last day.
+    """
 
-    found, now = with_app(store, job)
+    async def job(app: App) -> tuple[Sequence[Waiting], Sequence[News], int]:
+        now = app.clock.now()
+        params = {"since": now - DAY, "limit": MOST_NEWS}
+        return await waiting(app), await app.store.ask(Query("told_in_app", News, params)), now
+
+    found, news, now = with_app(store, job)
     if as_json:
         answer_json([as_object(one) for one in found])
         return
-    if not found:
-        say("Nothing needs you.")
-        return
-    say(f"{counted(len(found), 'decision')} for you:")
+    say(f"{counted(len(found), 'decision')} for you:" if found else "Nothing needs you.")
     for one in found:
         answer_block("", as_facts(one, now))
+    if news:
+        say("Told in the last day:")
+        for each in news:
+            agent = "" if each.subject.startswith(each.agent) else f"{each.agent}: "
+            say(f"{written(each.queued_at)} {agent}{each.subject}")
 
 
 def approve(

@@ -123,8 +123,9 @@ class View:
             case TurnStarted():
                 return Line(f"turn {event.turn} begins")
             case TurnEnded():
-                how = _yielded(event.yielded) if event.yielded else _ended(event)
-                return Line(f"turn {event.turn} ends{self._used(session)}: {how}", LOOK if event.sentence else PLAIN)
+                how = _yielded(event.yielded) if event.yielded else _ended(event, task="." in session)
+                why = f": {how}" if how else ""
+                return Line(f"turn {event.turn} ends{self._used(session)}{why}", LOOK if event.sentence else PLAIN)
             case TurnSkipped():
                 in_a_row = f", {event.skips} in a row" if event.skips > 1 else ""
                 why = f": {event.sentence}" if event.sentence else ""
@@ -181,10 +182,11 @@ def _yielded(yielded: Yielded) -> str:
             return f"shut down{reason}"
 
 
-def _ended(event: TurnEnded) -> str:
+def _ended(event: TurnEnded, *, task: bool) -> str:
+    """Say why a turn ended. A task goes on to its next phase, and needs no word for that."""
     match event.why:
         case "ended" | "yielded":
-            return event.sentence or "it said nothing of how to go on"
+            return event.sentence or ("" if task else "it said nothing of how to go on")
         case "asked":
             return "it asks you something"
         case _:

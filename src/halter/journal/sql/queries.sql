@@ -228,6 +228,12 @@ LEFT JOIN (SELECT session, SUM(usd) AS usd FROM spends WHERE agent = :agent AND 
 WHERE s.agent = :agent AND s.kind = 'task' AND s.started_at >= :since AND s.ended_at IS NOT NULL
 ORDER BY s.ended_at DESC LIMIT :limit;
 
+-- name: told_in_app
+-- What was told in the app since a time, the newest first, with the words.
+SELECT n.notification, n.agent, n.about, n.queued_at, e.body FROM notifications n
+LEFT JOIN events e ON e.stream = n.stream AND e.seq = n.queued_seq
+WHERE n.channel = 'in_app' AND n.queued_at >= :since ORDER BY n.queued_at DESC, n.notification LIMIT :limit;
+
 -- name: trigger_costs
 -- What the sessions of a trigger cost that are over.
 SELECT p.session, CAST(SUM(p.usd) AS BIGINT) AS usd FROM spends p JOIN sessions s ON s.session = p.session
