@@ -157,7 +157,7 @@ SELECT * FROM triggers WHERE trigger = :trigger;
 
 -- name: items_of
 -- The documents of a watch, with how the newest session of each stands.
-SELECT i.*, s.state, s.ended_at FROM items i LEFT JOIN sessions s ON s.session = i.session
+SELECT i.*, s.state, s.ended_at, s.terminal_reason FROM items i LEFT JOIN sessions s ON s.session = i.session
 WHERE i.trigger = :trigger ORDER BY i.seen_at, i.name, i.item;
 
 -- name: open_runs
