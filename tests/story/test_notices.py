@@ -4,12 +4,13 @@ from pathlib import Path
 
 from autonomous import Fleet
 
+from halter.app.runs import tell
 from halter.app.up import turn_off
 from halter.core.clock import HOUR, MINUTE
-from halter.core.events import NotificationQueued
+from halter.core.events import ItemReleased, NotificationQueued
 from halter.core.ids import OUTBOX
 from halter.core.ports import Query, said
-from halter.core.task_rows import NotificationRow
+from halter.core.task_rows import ItemRow, NotificationRow
 from halter.core.telling import telling_of
 from halter.testing.world import World
 
@@ -127,3 +128,18 @@ async def test_what_an_agents_file_does_not_want_to_be_told_is_not_told(world: W
     fleet.start(fleet.agent("desk", DESK + "notify: {on: [waiting]}\n", replies_yaml=FAILS))
     await world.advance(90 * MINUTE)
     assert await told(world) == []
+
+
+async def test_a_document_that_is_left_to_people_once_more_is_told_of_once_more(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    more = DESK.replace("schedules: [{name: hourly, every: 1h", "watches: [{name: inbox, path: inbox, max_attempts: 1")
+    folder = fleet.agent("desk", f"{more}notify: {{on: [quarantined]}}\n", replies_yaml=FAILS)
+    (folder / "inbox").mkdir()
+    (folder / "inbox" / "a.txt").write_text("Hello.")
+    fleet.start(folder)
+    await world.advance(MINUTE)
+    assert len(await told(world)) == 1
+    (item,) = await world.journal.ask(Query("items_of", ItemRow, {"trigger": "desk/inbox"}))
+    await world.store.commit(tell("desk/inbox", "again", ItemReleased(trigger="desk/inbox", item=item.item, by="ada")))
+    await world.advance(2 * HOUR)
+    assert await told(world) == 2 * [("in_app", "desk: a document is left to you (a.txt)")]

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from halter.app.runs import start
+from halter.app.runs import pass_by, start
 from halter.app.up import turn_off, turn_on
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import RunQueued, RunSkipped, RunStarted, TriggerEnded, TriggerMade
+from halter.core.ids import trigger_stream
+from halter.core.ports import Draft, Write
+from halter.core.task_rows import TriggerRow
 from halter.guard.halts import halt, resume
 from halter.testing.seedloop import START
 from halter.testing.world import World
@@ -328,3 +331,47 @@ async def test_of_two_runs_that_are_started_at_the_same_moment_one_is(world: Wor
     assert [bool(each.events) for each in committed] == [True, False]
     await world.advance(MINUTE)
     assert await office.states() == {"COMPLETED": 1}
+
+
+async def test_a_time_that_one_process_has_dealt_with_is_not_dealt_with_by_a_slower_one(
+    world: World, tmp_path: Path
+) -> None:
+    office = begun(world, tmp_path, "every: 10m, overlap: queue")
+    await world.advance(11 * MINUTE)
+    (run,) = await office.told_of(RunStarted, "tick")
+    assert isinstance(run, RunStarted)
+    late = [
+        pass_by("queue/late", RunQueued(trigger="clerk/tick", due_at=run.due_at)),
+        pass_by("skip/late", RunSkipped(trigger="clerk/tick", why="overlap", due_at=run.due_at)),
+    ]
+    assert [(await world.store.commit(write)).events for write in late] == [(), ()]
+    await world.advance(20 * MINUTE)
+    assert await ran(office) == ["00:10", "00:20", "00:30"]
+    assert await skipped(office) == []
+
+
+async def test_a_time_that_was_skipped_is_not_started_by_a_slower_process(world: World, tmp_path: Path) -> None:
+    office = begun(world, tmp_path, "every: 10m")
+    await world.advance(MINUTE)
+    row, due = await office.trigger("tick"), world.now + 9 * MINUTE
+    skip = RunSkipped(trigger="clerk/tick", why="cost_cap_reached", due_at=due)
+    assert (await world.store.commit(pass_by("skip/first", skip))).events
+    assert office.up is not None
+    speaking = office.up.agents["clerk"].speaking
+    run = RunStarted(trigger="clerk/tick", session="", cause="schedule", due_at=due)
+    trigger = speaking.agent.read.tasks.triggers()[0]
+    late = await start(speaking, row, trigger, run, f"tick/{due}")
+    assert (await world.store.commit(late)).events == ()
+    assert await office.runs() == []
+
+
+async def test_a_trigger_that_cannot_be_read_stops_no_other_one_of_its_agent(world: World, tmp_path: Path) -> None:
+    office = begun(world, tmp_path, "every: 10m")
+    made = TriggerMade(trigger="clerk/a-later-one", agent="clerk", type="schedule", by="ada", digest="x")
+    drafts = [Draft(made, b'{"type": "schedule", "spec": {"name": "a-later-one", "every": "sometimes"}}')]
+    stream, rows = trigger_stream("clerk/a-later-one"), [(TriggerRow, ("clerk/a-later-one",))]
+    await world.store.commit(Write(stream, "made", lambda _: drafts, rows))
+    await world.advance(35 * MINUTE)
+    assert await ran(office) == ["00:10", "00:20", "00:30"]
+    (told,) = [sentence for _, sentence in office.told if "a-later-one" in sentence]
+    assert told.startswith("clerk/a-later-one breaks down: ValidationError: ")

@@ -35,6 +35,7 @@ from halter.state.receipt import receipt
 from halter.state.session import InFlight
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
+from tests.story.tasks import Office, paper, watch
 from tests.story.test_autonomy import DESK, PRICES, sleep
 
 Attend = Callable[[Lease], Awaitable[None]]
@@ -371,3 +372,28 @@ async def test_what_somebody_wrote_while_no_process_ran_counts_however_late_it_i
     await world.advance(SECOND)
     assert (await row(world)).state == "RUNNING"
     assert [flight.id for flight in (await world.session("desk-1")).in_flight.values()] == ["c"]
+
+
+class StallingOffice(Office):
+    """An agent that works on documents, on such a store."""
+
+    def __init__(self, world: World, home: Path) -> None:
+        super().__init__(world, home)
+        self.disk = Stalls(world.store)
+
+    @property
+    def app(self) -> App:
+        return replace(super().app, store=cast("Any", self.disk))
+
+
+async def test_a_document_over_which_sessions_hang_is_left_to_a_person(world: World, tmp_path: Path) -> None:
+    office = StallingOffice(world, tmp_path)
+    office.reviewer(watch().replace("A paper has come in.", "A paper has come in. " * 3000))
+    office.start(tmp_path / "clerk")
+    await world.advance(MINUTE)
+    office.disk.stalled = True
+    office.drop("a.txt", paper(1))
+    await world.advance(2 * HOUR)
+    assert await office.states() == {"HALTED": 3}
+    (item,) = await office.items()
+    assert item.quarantined_at is not None

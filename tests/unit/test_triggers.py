@@ -4,7 +4,19 @@ from typing import Any
 
 import pytest
 
-from halter.autonomy.triggers import Around, Delay, Empty, Item, Queue, Run, Skip, Start, schedule_now, watch_now
+from halter.autonomy.triggers import (
+    Around,
+    Delay,
+    Empty,
+    Item,
+    Quarantine,
+    Queue,
+    Run,
+    Skip,
+    Start,
+    schedule_now,
+    watch_now,
+)
 from halter.core.clock import MINUTE, SECOND
 from halter.core.schedules import Timing
 from halter.core.task_rows import TriggerRow
@@ -91,3 +103,11 @@ def test_a_document_rests_longer_after_each_failure() -> None:
     assert watch_now(WATCH, [failed], around(119 * SECOND)).acts == ()
     assert watch_now(WATCH, [failed], around(119 * SECOND)).until == 120 * SECOND
     assert watch_now(WATCH, [failed], around(120 * SECOND)).acts == (Start(failed, 3),)
+
+
+def test_a_document_over_which_sessions_hang_is_not_tried_for_ever() -> None:
+    stopped = item("a", attempts=3, session="s", state="HALTED", ended_at=SECOND, terminal_reason="external_halt")
+    assert watch_now(WATCH, [stopped], around(MINUTE)).acts == (Start(stopped, 3),)
+    hung = item("a", attempts=3, session="s", state="HALTED", ended_at=SECOND, terminal_reason="idle_timeout")
+    (left,) = watch_now(WATCH, [hung], around(MINUTE)).acts
+    assert isinstance(left, Quarantine)

@@ -53,6 +53,7 @@ class Left(msgspec.Struct, frozen=True):
     agent: str
     name: str
     sentence: str
+    quarantined_at: int
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -132,4 +133,4 @@ def _of_a_document(row: Left) -> Notice:
     again = f"halter schedules retry {row.trigger} {row.item[:16]}"
     text = f"{row.trigger} leaves a document to you. {row.sentence} To let it be tried anew: {again}"
     telling = Telling(subject=f"{row.agent}: a document is left to you ({row.name})", text=text)
-    return Notice("quarantined", f"quarantined:{row.trigger}:{row.item}", row.agent, telling)
+    return Notice("quarantined", f"quarantined:{row.trigger}:{row.item}:{row.quarantined_at}", row.agent, telling)

@@ -14,7 +14,9 @@ from halter.app.triggered import made_of
 from halter.core.events import (
     FORMAT,
     AnyEvent,
+    RunQueued,
     RunsDelayed,
+    RunSkipped,
     RunStarted,
     TriggerEnded,
     TriggerMade,
@@ -77,6 +79,21 @@ def tell(trigger: str, key: str, *events: AnyEvent) -> Write:
     return Write(trigger_stream(trigger), f"{trigger}/{key}", lambda _: [Draft(event) for event in events], rows)
 
 
+def pass_by(key: str, event: RunSkipped | RunQueued) -> Write:
+    """Write down that a time starts nothing, or not yet; nothing of a time that another process has dealt with."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(TriggerRow, event.trigger)
+        return [Draft(event)] if row is not None and _is_open(row, event.due_at) else []
+
+    return Write(trigger_stream(event.trigger), f"{event.trigger}/{key}", decide, rows_of_event(event))
+
+
+def _is_open(row: TriggerRow, due_at: int) -> bool:
+    """Tell whether it is still to be decided what becomes of a time."""
+    return due_at > row.ticked_at or due_at == row.queued_at
+
+
 def delay(event: RunsDelayed, now: int) -> Write:
     """Write down why a trigger's runs wait, unless that is what was said last."""
 
@@ -131,6 +148,8 @@ async def start(
         if now is None or now.ended_at is not None or now.runs != row.runs:
             return []
         if item is not None and item.session != before:
+            return []
+        if run.cause == "schedule" and not _is_open(now, run.due_at):
             return []
         session_drafts = [Draft(event, *task), *more]
         return [

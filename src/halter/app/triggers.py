@@ -28,8 +28,10 @@ from halter.autonomy.triggers import (
     schedule_now,
     watch_now,
 )
+from halter.brain.together import demand_wanted
 from halter.core.clock import DAY
 from halter.core.codec import decode
+from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import ItemQuarantined, ItemSeen, RunQueued, RunsDelayed, RunSkipped, RunStarted
 from halter.core.folders import Seen
 from halter.core.ids import trigger_stream
@@ -41,7 +43,7 @@ from halter.core.rows import AgentRow, HaltRow, SessionRow
 from halter.core.schedules import Timing, parse_at
 from halter.core.task_rows import ItemRow, OutputRow, TriggerRow
 from halter.core.tasks import AnyTrigger, Schedule, Watch, trigger_id
-from halter.core.text import one_line
+from halter.core.text import clean, one_line, shorten
 from halter.core.triggered import SkipReason
 from halter.core.windows import window_end
 
@@ -89,7 +91,7 @@ class Triggers:
         await self.settle()
         if switch is None or not switch.switched_on:
             return None
-        moments = [await self._look_at(row, switch, halts) for row in await self._rows()]
+        moments = [await self._unharmed(row, switch, halts) for row in await self._rows()]
         return min((moment for moment in moments if moment is not None), default=None)
 
     async def delivered(self, identity: str, key: str) -> str:
@@ -138,6 +140,21 @@ class Triggers:
             # First, so that a start that is cut short is made anew as a whole.
             await self._see(identity, trigger, ignored=True)
         await self._store.commit(runs.make(identity, self._name, trigger, FROM_FILE, timing, before))
+
+    async def _unharmed(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
+        """Look at one trigger; what breaks down over it is told, and stops no other one."""
+        about = f"{row.trigger} breaks down"
+        try:
+            moment = await self._look_at(row, switch, halts)
+        except (LeaseLost, StoreUnavailable):
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, no other trigger may suffer from it
+            demand_wanted()
+            told = self._speaking.gatehouse().redacted(clean(f"{type(error).__name__}: {error}"))
+            self._say(about, f"{shorten(told, 300)} It is tried again.")
+            return None
+        self._say(about, "")
+        return moment
 
     async def _look_at(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
         made = await self._read(row)
@@ -210,10 +227,10 @@ class Triggers:
                 await self._start(row, schedule, run)
             case Skip(why, due_at, count, sentence):
                 event = RunSkipped(trigger=identity, why=why, due_at=due_at, count=count, sentence=sentence)
-                await self._store.commit(runs.tell(identity, f"skip/{due_at}", event))
+                await self._store.commit(runs.pass_by(f"skip/{due_at}", event))
             case Queue(due_at):
                 event = RunQueued(trigger=identity, due_at=due_at)
-                await self._store.commit(runs.tell(identity, f"queue/{due_at}", event))
+                await self._store.commit(runs.pass_by(f"queue/{due_at}", event))
 
     async def _start(self, row: TriggerRow, trigger: AnyTrigger, run: RunStarted, item: Item | None = None) -> None:
         (row,) = await self._store.ask(Query("trigger", TriggerRow, {"trigger": row.trigger}))

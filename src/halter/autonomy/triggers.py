@@ -158,6 +158,7 @@ class Item(msgspec.Struct, frozen=True):
     quarantined_at: int | None
     state: State | None = None
     ended_at: int | None = None
+    terminal_reason: str | None = None
 
     @property
     def done(self) -> bool:
@@ -171,8 +172,8 @@ class Item(msgspec.Struct, frozen=True):
 
     @property
     def blameless(self) -> bool:
-        """Tell whether its last session ended by somebody's word, not by a failure."""
-        return self.state == "HALTED"
+        """Tell whether its last session ended by somebody's word, not by a failure, nor for doing nothing."""
+        return self.state == "HALTED" and self.terminal_reason != "idle_timeout"
 
 
 class Start(msgspec.Struct, frozen=True):

@@ -157,7 +157,7 @@ SELECT * FROM triggers WHERE trigger = :trigger;
 
 -- name: items_of
 -- The documents of a watch, with how the newest session of each stands.
-SELECT i.*, s.state, s.ended_at FROM items i LEFT JOIN sessions s ON s.session = i.session
+SELECT i.*, s.state, s.ended_at, s.terminal_reason FROM items i LEFT JOIN sessions s ON s.session = i.session
 WHERE i.trigger = :trigger ORDER BY i.seen_at, i.name, i.item;
 
 -- name: open_runs
@@ -197,9 +197,12 @@ ORDER BY about;
 
 -- name: untold_items
 -- Documents that are left to people, of which nobody was told.
-SELECT i.trigger, i.item, t.agent, i.name, i.sentence FROM items i JOIN triggers t ON t.trigger = i.trigger
+SELECT i.trigger, i.item, t.agent, i.name, i.sentence, i.quarantined_at FROM items i JOIN triggers t ON t.trigger = i.trigger
 WHERE i.quarantined_at >= :since AND i.ignored = 0
-    AND NOT EXISTS (SELECT 1 FROM notifications n WHERE n.about = 'quarantined:' || i.trigger || ':' || i.item)
+    AND NOT EXISTS (
+        SELECT 1 FROM notifications n
+        WHERE n.about = 'quarantined:' || i.trigger || ':' || i.item || ':' || CAST(i.quarantined_at AS TEXT)
+    )
 ORDER BY i.quarantined_at, i.item;
 
 -- name: run_by_key
