@@ -360,7 +360,8 @@ async def test_every_question_is_answered_in_plain_values(store: JournalStore) -
         "session": "one", "limit": 10, "before": 1, "name": "search", "purpose": "turn", "since": 0,
         "stream": FLEET, "seq": 0, "position": 0, "hash": b"", "after": 0, "through": 1, "call": "",
         "decision": "", "scope": "fleet", "window": "", "unit": "usd",
-        "now": 0, "agent": "night-watch", "kind": "task", "worker": "w", "trigger": "nightly", "notification": "n", "key": "k",
+        "now": 0, "agent": "night-watch", "kind": "task", "worker": "w",
+        "trigger": "nightly", "notification": "n", "key": "k",
     }  # fmt: skip
     for name, question in load("queries.sql").items():
         asked = {parameter: value for parameter, value in given.items() if f":{parameter}" in question}
