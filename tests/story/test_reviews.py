@@ -17,9 +17,10 @@ from halter.core.events import (
 from halter.core.messages import Model, Prompt, Reply, Text, ToolCall
 from halter.core.ports import said
 from halter.core.usage import ModelName
-from halter.guard.halts import cancel, halt
+from halter.guard.halts import cancel, halt, resume
 from halter.guard.request import Answered, FailedRequest, Request
 from halter.models.scripted import Scripted
+from halter.state import life
 from halter.testing.world import World
 from halter.work.review import Found, Judging, review
 from tests.story.tasks import (
@@ -159,6 +160,27 @@ async def test_who_is_stopped_while_a_judge_thinks_tells_nobody_anything(
     await world.advance(SECOND)
     row = await office.row(SESSION)
     assert row.state == state
+    assert await happened(office, NotificationQueued) == []
+
+
+async def test_who_is_stopped_during_the_review_and_let_go_on_is_reviewed_before_anybody_is_told(
+    world: World, tmp_path: Path
+) -> None:
+    office = Office(world, tmp_path, PRICED)
+    slow = WITHHOLDS.replace("repeat: true", "repeat: true\n  takes: 30s")
+    office.reviewer(watch("max_parallel: 1, debounce: 2s"), READS + FINDS + slow + NOTIFIES + DONE)
+    office.drop("a.txt", paper(1))
+    office.start(tmp_path / "clerk")
+    await world.advance(20 * SECOND)
+    await world.store.commit(halt(f"session:{SESSION}", "ada", "stop"))
+    await world.advance(SECOND)
+    assert (await office.row(SESSION)).state == "HALTED"
+    await world.store.commit(life.reopen(SESSION, "again", "ada"))
+    await world.store.commit(resume(f"session:{SESSION}", "ada", "go on"))
+    await world.advance(5 * MINUTE)
+    assert (await office.row(SESSION)).state == "COMPLETED"
+    (reviewed,) = await happened(office, FindingReviewed)
+    assert reviewed.verdict == "withheld"
     assert await happened(office, NotificationQueued) == []
 
 

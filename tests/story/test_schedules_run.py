@@ -285,11 +285,12 @@ async def count(start: int) -> str:
 '''
 
 
-async def test_a_schedule_can_play_a_playbook_without_a_model(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["night.yaml", "night.yml"])
+async def test_a_schedule_can_play_a_playbook_without_a_model(world: World, tmp_path: Path, file: str) -> None:
     office = Office(world, tmp_path)
-    more = "schedules: [{name: tick, playbook: night.yaml, inputs: {start: 3}, every: 10m}]\n"
+    more = f"schedules: [{{name: tick, playbook: {file}, inputs: {{start: 3}}, every: 10m}}]\n"
     folder = office.reviewer(more, DONE, head=HEAD)
-    (folder / "night.yaml").write_text("- {call: count, with: {start: '${inputs.start}'}, as: one}\n")
+    (folder / file).write_text("- {call: count, with: {start: '${inputs.start}'}, as: one}\n")
     (folder / "tools.py").write_text(COUNTS)
     office.trust(folder)
     office.start(folder)

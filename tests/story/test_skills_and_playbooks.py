@@ -229,3 +229,14 @@ async def test_a_playbook_that_a_schedule_plays_keeps_to_its_cap_as_well(world: 
     made = await office.receipt("clerk.tick-1")
     assert [line.outcome for line in made.calls] == ["ok", "ok"]
     assert (made.cost_usd, made.state, made.terminal_reason) == (8000, "BUDGET_EXCEEDED", "cost_cap_reached")
+
+
+async def test_a_playbook_that_plays_itself_comes_to_an_end(world: World, tmp_path: Path) -> None:
+    office = office_of(world, tmp_path, PLAY, "- {call: run_playbook, with: {playbook: other}}\n")
+    (tmp_path / "clerk" / "playbooks" / "other.yaml").write_text(
+        "- {call: run_playbook, with: {playbook: steps, inputs: {file: a.txt}}}\n"
+    )
+    office.start(tmp_path / "clerk")
+    await world.advance(MINUTE)
+    assert await office.states() == {"COMPLETED": 1}
+    assert await office.calls(SESSION) == 3 * [("run_playbook", "error")]

@@ -245,6 +245,16 @@ async def test_odd_names_of_documents_do_no_harm(world: World, tmp_path: Path) -
     assert not any("\x1b" in item.name or "\n" in item.name for item in await office.items())
 
 
+async def test_a_document_whose_name_is_no_text_is_worked_on_as_any_other(world: World, tmp_path: Path) -> None:
+    office = office_of(world, tmp_path)
+    for number in (b"\xff", b"\xfe"):
+        (tmp_path / "clerk" / "inbox" / os.fsdecode(b"caf" + number + b".txt")).write_text(f"the words of {number!r}")
+    office.start(tmp_path / "clerk")
+    await world.advance(MINUTE)
+    assert await office.states() == {"COMPLETED": 2}
+    assert {item.name for item in await office.items()} == {"caf\ufffd.txt"}
+
+
 async def test_off_stops_what_runs_and_on_goes_on_with_it(world: World, tmp_path: Path) -> None:
     office = office_of(world, tmp_path, script=SLOW)
     office.drop("a.txt", "the first words")

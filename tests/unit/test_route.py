@@ -429,6 +429,12 @@ MODEL = """
     approve of this plan in your answer
     approve the budget for Smith
     would you approve of this?
+    approve?
+    approve it?
+    approved?
+    will you approve it
+    can you approve 01hq8zc4ka
+    could you accept this?
     deny everything
     approve all
     help me write a letter
@@ -635,6 +641,13 @@ def test_there_are_thirteen_fast_paths_and_each_is_tried() -> None:
 )
 def test_the_details_say_all_that_is_needed(text: str, details: object) -> None:
     assert sent(text).details == details
+
+
+def test_a_name_that_sounds_like_a_time_is_no_time() -> None:
+    named = Surroundings(agent="scout", now=NOW, has_tools=True, playbooks=("nightly",), schedules=("daily",))
+    assert sent("run nightly", named).details == Script("nightly", "")
+    assert sent("delete daily", named).strategy == "GOAL"
+    assert sent("check the mail nightly", named).strategy == "SCHEDULED_TASK"
 
 
 def test_the_one_decision_that_waits_needs_no_id() -> None:

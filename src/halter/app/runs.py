@@ -5,6 +5,7 @@ Each is one commit: a session that was started stands in its trigger's stream as
 
 from collections.abc import Sequence
 from hashlib import sha256
+from pathlib import PurePosixPath
 
 import msgspec
 
@@ -164,8 +165,7 @@ async def start(
 
 def _task(speaking: Speaking, trigger: AnyTrigger, prompt: str) -> bytes:
     if isinstance(trigger.playbook, str):
-        name = trigger.playbook.rpartition("/")[2].removesuffix(".yaml")
-        return written(Task(speaking.agent.playbooks[name], trigger.inputs))
+        return written(Task(speaking.agent.playbooks[PurePosixPath(trigger.playbook).stem], trigger.inputs))
     return to_body(prompt)
 
 

@@ -148,6 +148,16 @@ class Tasking:
             await self.running.pause(back_off(Failure("", may_retry=True), attempt, self._speaking.chance.random()))
         return await self.running.request(request, model, attempt, standing=self._standing(request.id))
 
+    async def _ask_judge(
+        self, request: Request, model: Model, attempt: int
+    ) -> Answered | RefusedRequest | FailedRequest:
+        """Ask a judge. One who was stopped by a halt that is lifted by now has not been heard, and is asked again."""
+        answer = await self._ask(request, model, attempt)
+        if isinstance(answer, Answered) or answer.outcome != "external_halt" or await self.running.halted() is not None:
+            return answer
+        cost = answer.cost_usd if isinstance(answer, FailedRequest) else 0
+        return FailedRequest(answer.request, "cancelled", "A halt stopped it.", cost, may_retry=True)
+
     async def _rows(self) -> Sequence[FoundRow]:
         store: Store = self._speaking.store
         rows = await store.ask(Query("findings_of", FoundRow, {"session": self._row.session}))
@@ -159,7 +169,7 @@ class Tasking:
     async def _review(self) -> End | None:
         """Let others look at what was found."""
         found = [await self._shown(row) for row in await self._rows()]
-        stopped = await review(self._row.session, found, self._judging(), self._price, self._ask, self._write)
+        stopped = await review(self._row.session, found, self._judging(), self._price, self._ask_judge, self._write)
         halt = None if stopped is None else await self.running.halted()
         return End("CANCELLED", "cancelled") if halt is not None and halt.cancels else stopped
 

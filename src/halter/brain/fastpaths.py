@@ -180,7 +180,7 @@ def fast_path(text: str, surroundings: Surroundings) -> Found:
         or _sentence(said)
         or _clock(said, surroundings)
         or _money(said)
-        or _decision(said, surroundings)
+        or (None if _questions(text) else _decision(said, surroundings))
         or _cancel(said, surroundings)
         or _field(said, surroundings)
         or _arithmetic(text, said)
@@ -273,6 +273,12 @@ def _money(said: str) -> Found:
         if bare != said and _said(sentences.SPENT, bare):
             return "spending", Spent(period)
     return ("spending", Spent("today")) if _said(sentences.SPENT, said) else None
+
+
+def _questions(text: str) -> bool:
+    """Tell whether it is a question, or a request to the agent: neither is a person's own yes or no."""
+    said = " ".join(text.lower().split())
+    return said.endswith("?") or _REQUEST.search(said) is not None
 
 
 def _decision(said: str, surroundings: Surroundings) -> Found:

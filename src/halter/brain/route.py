@@ -89,6 +89,11 @@ def route(text: str, surroundings: Surroundings) -> Routed:
     )
 
 
+def _names_something(rest: str, words: str, surroundings: Surroundings) -> bool:
+    """Tell whether a time is a name in truth: `run nightly`, where something is called nightly."""
+    return len(rest.split()) == 1 and bool(_named(words, (*surroundings.schedules, *surroundings.playbooks)))
+
+
 def _strategy(strategy: Strategy, why: str, details: Details) -> Routed:
     return Routed("strategy", strategy, why, details)
 
@@ -106,6 +111,8 @@ def _scheduled(text: str, surroundings: Surroundings) -> Routed | None:
         case Unclear() as unclear:
             return _strategy("SCHEDULED_TASK", "It names a time that cannot be read exactly.", unclear)
         case When(timing=timing, rest=rest, words=words):
+            if _names_something(rest, words, surroundings):
+                return None
             why = f"{words[:SHOWN]!r} says when ({explained(timing)}), and the rest says what."
             return _strategy("SCHEDULED_TASK", why, Scheduled(timing, rest, timing.at is None, words))
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from halter.channels.secrets import revealed
 from halter.core.tasks import Channel
 from halter.core.telling import Letter, Undelivered
-from halter.core.text import clean
+from halter.core.text import clean, one_line
 
 TIMEOUT: Final = 60
 """Seconds for one letter."""
@@ -31,7 +31,7 @@ class Service:
         if not services.add(address):
             sentence = "has an address that apprise does not know: look at its secret"
             raise self._undelivered(sentence, may_retry=False)
-        if not services.notify(title=clean(letter.subject), body=clean(letter.text) or " ", timeout=TIMEOUT):
+        if not services.notify(title=one_line(letter.subject), body=clean(letter.text) or " ", timeout=TIMEOUT):
             raise self._undelivered("could not be told", may_retry=True)
 
     def _opened(self) -> Any:

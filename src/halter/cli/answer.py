@@ -22,7 +22,8 @@ FOLDED: Final = 13
 FRAME: Final = 3
 """What a column needs besides its text: a line, and a space on both sides."""
 
-_SPEAKING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_SPEAKING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What steers a terminal, and what turns the order of letters around: people decide about what they read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from halter.core.library import Unreadable
-from halter.core.text import clean
 
 MOST_ENTRIES: Final = 100_000
 MOST_FOLDERS: Final = 1000
@@ -29,7 +28,10 @@ Files = Mapping[str, Seen]
 
 
 class Look(msgspec.Struct, frozen=True):
-    """The files that a pattern names, by their paths in the folder, and the folders in which others could appear."""
+    """The files that a pattern names, by their paths in the folder, and the folders in which others could appear.
+
+    A path is as the disk has it, for it to be found again: one that is no text has to be cleaned before it is told.
+    """
 
     files: Files
     folders: tuple[Path, ...]
@@ -57,7 +59,7 @@ def look(folder: Path, pattern: str) -> Look | Unreadable:
             if entry.is_dir(follow_symlinks=False):
                 waiting += [parts] if _may_hold(parts, wanted) else []
             elif fits(parts, wanted) and (seen := _seen(entry.path, home)):
-                files[clean("/".join(parts))] = seen
+                files["/".join(parts)] = seen
         if entries > MOST_ENTRIES or len(folders) + len(waiting) > MOST_FOLDERS:
             return Unreadable(
                 f"The folder {folder.name} holds more than {MOST_ENTRIES:,} files or {MOST_FOLDERS:,} folders: "

@@ -11,6 +11,7 @@ from halter.core import folders
 from halter.core.folders import Files, Look, in_words
 from halter.core.library import Unreadable
 from halter.core.sensing import SensorFailed
+from halter.core.text import clean
 
 MOST_TEXT: Final = 64 * 1024
 MOST_TOLD: Final = 1000
@@ -30,13 +31,13 @@ def changes(before: Files, after: Files) -> list[dict[str, str]]:
     told = [("deleted", path) for path in sorted(before.keys() - after.keys())]
     told += [("added", path) for path in sorted(after.keys() - before.keys())]
     told += [("modified", path) for path in sorted(after.keys() & before.keys()) if after[path] != before[path]]
-    return [{"change": change, "path": path} for change, path in told[:MOST_TOLD]]
+    return [{"change": change, "path": clean(path)} for change, path in told[:MOST_TOLD]]
 
 
 def folder_value(files: Files, changed: list[dict[str, str]]) -> dict[str, Any]:
     """Say what a folder holds, the newest files first."""
     newest = sorted(files.items(), key=lambda each: (-each[1].modified, each[0]))[:MOST_TOLD]
-    listed = [{"path": path, "size": seen.size, "modified_at": _moment(seen.modified)} for path, seen in newest]
+    listed = [{"path": clean(path), "size": seen.size, "modified_at": _moment(seen.modified)} for path, seen in newest]
     return {"files": listed, "changes": changed}
 
 

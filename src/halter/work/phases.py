@@ -47,6 +47,8 @@ class Walk:
         halt = await self._running.halted()
         if halt is not None:
             return End("CANCELLED", "cancelled") if halt.cancels else End("HALTED", "external_halt")
+        if self._loop.turn.number and (over := await self._moved_on()) is not None:
+            return over
         if news.said:
             return Open((*news.said, *self._announced()) if self._begins() else news.said)
         if self._begins():
@@ -68,18 +70,28 @@ class Walk:
         if not isinstance(then, End) or then.state != "COMPLETED":
             return then
         self._stand()
-        while True:
-            if self._begins():
-                if self._here().name != REVIEW:
-                    return Again()
-                stopped = await self._review()
-                if stopped is not None:
-                    return stopped
-            number = self._number() + 1
-            if number >= len(self._phases):
-                return then
-            await self._loop.enter(self._phases[number].name, number)
-            self._stand()
+        if not self._begins() and not await self._entered():
+            return then
+        return await self._moved_on() or Again()
+
+    async def _moved_on(self) -> End | None:
+        """Let others look at what was found where it is time for that; whoever was stopped meanwhile begins it anew."""
+        while self._begins() and self._here().name == REVIEW:
+            stopped = await self._review()
+            if stopped is not None:
+                return stopped
+            if not await self._entered():
+                return End("COMPLETED", "completed")
+        return None
+
+    async def _entered(self) -> bool:
+        """Enter the next phase, if there is one."""
+        number = self._number() + 1
+        if number >= len(self._phases):
+            return False
+        await self._loop.enter(self._phases[number].name, number)
+        self._stand()
+        return True
 
     def _number(self) -> int:
         return 0 if self._loop.phase is None else self._loop.phase.number

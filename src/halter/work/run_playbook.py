@@ -32,8 +32,18 @@ Spent = Callable[[str], Awaitable[int]]
 
 def run_playbook(playbooks: Mapping[str, Playbook], make: MakeCall, spent: Spent) -> Verb:
     """Make the verb that plays a playbook. The steps carry the cost; together they stay below the playbook's cap."""
+    under_way: dict[str, str] = {}
 
     async def act(asked: _Asked, call: str) -> str:
+        if any(call.startswith(f"{outer}/") for outer, name in under_way.items() if name == asked.playbook):
+            raise Failed("PlaysItself", f"{asked.playbook} is being played already: it would never come to its end")
+        under_way[call] = asked.playbook
+        try:
+            return await played(asked, call)
+        finally:
+            del under_way[call]
+
+    async def played(asked: _Asked, call: str) -> str:
         playbook = playbooks[asked.playbook]
         results, told = Results(asked.inputs), list[str]()
         for number, step in enumerate(playbook.steps, 1):
