@@ -153,8 +153,11 @@ class Household:
 
     async def rest(self, world: World, lease: Lease, seen: int) -> None:
         """Rest for a minute; if the inbox has grown meanwhile, whatever it is can wait that long too."""
-        event = SessionParked(state="SLEEPING", inbox_seen=seen, wake_at=world.now + MINUTE)
-        await self.commit(world, park(lease, f"{lease.session}/{lease.generation}/park", event))
+        while True:
+            event = SessionParked(state="SLEEPING", inbox_seen=seen, wake_at=world.now + MINUTE)
+            if await self.commit(world, park(lease, f"{lease.session}/{lease.generation}/park", event)):
+                return
+            seen = len(await world.events(inbox_stream(lease.session)))
 
 
 async def check(world: World, acted: Counter[str]) -> None:
