@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec import UNSET
@@ -48,6 +49,9 @@ from halter.core.triggered import SkipReason
 from halter.core.windows import window_end
 
 Tell = Callable[[str, str], None]
+
+TOGETHER: Final = 20
+"""So many documents are taken in at one look: who has thousands of them holds up no other trigger."""
 
 
 class _Cost(msgspec.Struct, frozen=True):
@@ -288,7 +292,7 @@ class Triggers:
             self._say(identity, f"{files.sentence} It is looked for again and again.")
             return None
         self._say(identity, "")
-        now, moments = self._clock.now(), list[int]()
+        now, moments, taken = self._clock.now(), list[int](), 0
         for name, seen in sorted(files.items(), key=lambda found: (found[1].modified, found[0])):
             before, since = self._stable.get((identity, name), (None, 0))
             if before != seen:
@@ -298,8 +302,11 @@ class Triggers:
                 moments.append(since + watch.debounce)
             elif before == seen and since == 0:
                 continue
+            elif taken == TOGETHER and not ignored:
+                return now
             elif await self._take(identity, self._library.place(path) / name, name, seen, ignored=ignored):
                 self._stable[identity, name] = (seen, 0)
+                taken += 1
         return min(moments, default=None)
 
     def _place(self, watch: Watch) -> tuple[str, str]:
