@@ -79,6 +79,7 @@ class Triggers:
         self._made: dict[tuple[str, int], Made | None] = {}
         self._stable: dict[tuple[str, str], tuple[Seen, int]] = {}
         self._told: dict[str, str] = {}
+        self._settled = False
 
     @property
     def watches(self) -> bool:
@@ -125,7 +126,12 @@ class Triggers:
         return await self._store.ask(Query("triggers_of", TriggerRow, {"agent": self._name}))
 
     async def settle(self) -> None:
-        """Let the triggers be those that the agent's file names, beside those that people confirmed."""
+        """Let the triggers be those that the agent's file names, beside those that people confirmed.
+
+        That is done once: another process may have read a newer file since, and then both would change them for ever.
+        """
+        if self._settled:
+            return
         rows = {row.trigger: row for row in await self._rows()}
         named = {trigger_id(self._name, each.name): each for each in self._speaking.agent.read.tasks.triggers()}
         for identity, trigger in named.items():
@@ -135,6 +141,7 @@ class Triggers:
         for identity, row in rows.items():
             if identity not in named and row.made_by == FROM_FILE:
                 await self._store.commit(runs.end(row, FROM_FILE, "it stands in the agent's file no longer"))
+        self._settled = True
 
     async def _make(self, identity: str, trigger: AnyTrigger) -> None:
         row = next(iter(await self._store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
