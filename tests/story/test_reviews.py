@@ -275,3 +275,12 @@ async def test_quotes_are_looked_for_in_the_documents_of_the_session_and_no_othe
     outcomes = [outcome for tool, outcome in await office.calls(SESSION) if tool == "emit_finding"]
     assert sorted(outcomes) == ["error", "error", "invalid_arguments", "ok", "ok", "ok", "ok"]
     assert len(await happened(office, FindingReviewed)) == 4
+
+
+async def test_a_judge_who_costs_more_than_all_that_was_left_ends_the_session(world: World, tmp_path: Path) -> None:
+    dear = JUDGES.replace(USED, "usage: {input_tokens: 100, output_tokens: 500000}")
+    office = await reviewed(world, tmp_path, script=READS + FINDS + dear + NOTIFIES + DONE)
+    row = await office.row(SESSION)
+    assert (row.state, row.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
+    assert await happened(office, NotificationQueued) == []
+    assert [event.purpose for event in await happened(office, RequestStarted)][-1] == "judge"

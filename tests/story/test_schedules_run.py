@@ -376,3 +376,16 @@ async def test_a_trigger_that_cannot_be_read_stops_no_other_one_of_its_agent(wor
     assert await ran(office) == ["00:10", "00:20", "00:30"]
     (told,) = [sentence for _, sentence in office.told if "a-later-one" in sentence]
     assert told.startswith("clerk/a-later-one breaks down: ValidationError: ")
+
+
+async def test_of_two_processes_with_different_files_the_one_that_started_last_is_right(
+    world: World, tmp_path: Path
+) -> None:
+    office = begun(world, tmp_path, "every: 20m")
+    await world.advance(MINUTE)
+    other = Office(world, tmp_path, sturdy=True)
+    other.reviewer(schedule("every: 10m"), DONE, head=HEAD)
+    other.start(tmp_path / "clerk")
+    await world.advance(HOUR)
+    assert len(await office.told_of(TriggerMade, "tick")) == 2
+    assert await ran(office) == ["00:11", "00:21", "00:31", "00:41", "00:51", "01:01"]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from halter.app.runs import tell
+from halter.app.triggers import TOGETHER
 from halter.app.up import turn_off, turn_on
 from halter.brain.together import heard
 from halter.core.clock import MINUTE, SECOND
@@ -253,6 +254,17 @@ async def test_a_document_whose_name_is_no_text_is_worked_on_as_any_other(world:
     await world.advance(MINUTE)
     assert await office.states() == {"COMPLETED": 2}
     assert {item.name for item in await office.items()} == {"caf\ufffd.txt"}
+
+
+async def test_many_documents_are_taken_in_little_by_little(world: World, tmp_path: Path) -> None:
+    office = office_of(world, tmp_path)
+    for number in range(3 * TOGETHER):
+        office.drop(f"{number}.txt", f"the words of {number}")
+    office.start(tmp_path / "clerk")
+    await world.advance(5 * MINUTE)
+    kinds = [stored.kind for stored in await office.happened()]
+    assert kinds[: kinds.index("run_started")].count("item_seen") == TOGETHER
+    assert await office.states() == {"COMPLETED": 3 * TOGETHER}
 
 
 async def test_off_stops_what_runs_and_on_goes_on_with_it(world: World, tmp_path: Path) -> None:

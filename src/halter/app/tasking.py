@@ -170,6 +170,8 @@ class Tasking:
         """Let others look at what was found."""
         found = [await self._shown(row) for row in await self._rows()]
         stopped = await review(self._row.session, found, self._judging(), self._price, self._ask_judge, self._write)
+        if stopped is None and self.running.overrun:
+            return End("BUDGET_EXCEEDED", "overrun")
         halt = None if stopped is None else await self.running.halted()
         return End("CANCELLED", "cancelled") if halt is not None and halt.cancels else stopped
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec import UNSET
@@ -49,6 +50,9 @@ from halter.core.windows import window_end
 
 Tell = Callable[[str, str], None]
 
+TOGETHER: Final = 20
+"""So many documents are taken in at one look: who has thousands of them holds up no other trigger."""
+
 
 class _Cost(msgspec.Struct, frozen=True):
     session: str
@@ -75,6 +79,7 @@ class Triggers:
         self._made: dict[tuple[str, int], Made | None] = {}
         self._stable: dict[tuple[str, str], tuple[Seen, int]] = {}
         self._told: dict[str, str] = {}
+        self._settled = False
 
     @property
     def watches(self) -> bool:
@@ -121,7 +126,12 @@ class Triggers:
         return await self._store.ask(Query("triggers_of", TriggerRow, {"agent": self._name}))
 
     async def settle(self) -> None:
-        """Let the triggers be those that the agent's file names, beside those that people confirmed."""
+        """Let the triggers be those that the agent's file names, beside those that people confirmed.
+
+        That is done once: another process may have read a newer file since, and then both would change them for ever.
+        """
+        if self._settled:
+            return
         rows = {row.trigger: row for row in await self._rows()}
         named = {trigger_id(self._name, each.name): each for each in self._speaking.agent.read.tasks.triggers()}
         for identity, trigger in named.items():
@@ -131,6 +141,7 @@ class Triggers:
         for identity, row in rows.items():
             if identity not in named and row.made_by == FROM_FILE:
                 await self._store.commit(runs.end(row, FROM_FILE, "it stands in the agent's file no longer"))
+        self._settled = True
 
     async def _make(self, identity: str, trigger: AnyTrigger) -> None:
         row = next(iter(await self._store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
@@ -288,7 +299,7 @@ class Triggers:
             self._say(identity, f"{files.sentence} It is looked for again and again.")
             return None
         self._say(identity, "")
-        now, moments = self._clock.now(), list[int]()
+        now, moments, taken = self._clock.now(), list[int](), 0
         for name, seen in sorted(files.items(), key=lambda found: (found[1].modified, found[0])):
             before, since = self._stable.get((identity, name), (None, 0))
             if before != seen:
@@ -298,8 +309,11 @@ class Triggers:
                 moments.append(since + watch.debounce)
             elif before == seen and since == 0:
                 continue
+            elif taken == TOGETHER and not ignored:
+                return now
             elif await self._take(identity, self._library.place(path) / name, name, seen, ignored=ignored):
                 self._stable[identity, name] = (seen, 0)
+                taken += 1
         return min(moments, default=None)
 
     def _place(self, watch: Watch) -> tuple[str, str]:

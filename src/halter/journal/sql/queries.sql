@@ -162,7 +162,8 @@ WHERE i.trigger = :trigger ORDER BY i.seen_at, i.name, i.item;
 
 -- name: open_runs
 -- The sessions of a trigger that are not over.
-SELECT * FROM sessions WHERE trigger = :trigger AND ended_at IS NULL AND started_at > 0 ORDER BY started_at, session;
+SELECT * FROM sessions WHERE trigger = :trigger AND trigger <> '' AND ended_at IS NULL AND started_at > 0
+ORDER BY started_at, session;
 
 -- name: open_tasks
 -- The sessions of an agent that something triggered and that are not over.
@@ -279,11 +280,11 @@ LEFT JOIN events e ON e.stream = 'session:' || p.session AND e.seq = p.proposed_
 WHERE p.observed_count > 0 ORDER BY p.last_at DESC, p.precedent LIMIT :limit;
 
 -- name: notifications_due
--- What is to be told now, the oldest first.
+-- What is to be told now, the oldest first. The plus leads past the index by time, in which all that was ever told stands.
 SELECT n.*, e.body, e.blob FROM notifications n
 LEFT JOIN events e ON e.stream = n.stream AND e.seq = n.queued_seq
-WHERE n.queued_at > 0 AND n.sent_at IS NULL AND n.gave_up = 0 AND (n.next_at IS NULL OR n.next_at <= :now)
-ORDER BY n.queued_at, n.notification LIMIT :limit;
+WHERE +n.queued_at > 0 AND n.sent_at IS NULL AND n.gave_up = 0 AND (n.next_at IS NULL OR n.next_at <= :now)
+ORDER BY +n.queued_at, n.notification LIMIT :limit;
 
 -- name: notification
 -- One thing that was to be told.
