@@ -32,7 +32,6 @@ async def test_contracts_that_are_dropped_are_reviewed_and_people_are_told_what_
     folder = tmp_path / "document-review"
     shutil.copytree(EXAMPLE, folder)
     (folder / "inbox").mkdir(exist_ok=True)
-    (folder / "inbox" / "README.md").unlink(missing_ok=True)
     fleet.start(folder)
     for name, text in (("hard.txt", HARD), ("harder.md", HARDER), ("zz.txt", HARD), ("mild.txt", MILD)):
         (folder / "inbox" / name).write_text(text)

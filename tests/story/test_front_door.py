@@ -187,6 +187,19 @@ async def test_a_plain_word_decides_only_what_cannot_be_mistaken(world: World, t
         assert await desk.answer("approve") == "Nothing of this agent needs you."
 
 
+async def test_a_plain_yes_is_for_what_was_shown_and_for_nothing_that_came_since(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        await asked(world, question(world, "first-11"))
+        assert "first-11" in await desk.answer("what needs me")
+        await desk.answer("deny first-11")
+        await asked(world, question(world, "second-22"))
+        told = await desk.answer("approve")
+        assert told.startswith("This is what waits:\n- second-22: may wipe be called?")
+        assert (await desk.decisions())["second-22"].verdict == ""
+        assert "Approved: second-22" in await desk.answer("approve")
+
+
 async def test_a_cap_is_not_raised_by_a_plain_yes(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)

@@ -652,7 +652,7 @@ def test_a_name_that_sounds_like_a_time_is_no_time() -> None:
 
 def test_the_one_decision_that_waits_needs_no_id() -> None:
     one = Surroundings(agent="scout", now=NOW, decisions=("01hq8zc4ka",))
-    assert sent("approve", one).details == Decided("approve", "01hq8zc4ka")
+    assert sent("approve", one).details == Decided("approve", "01hq8zc4ka", implied=True)
     assert sent("approve", Surroundings(agent="scout", now=NOW)).details == Decided("approve", "")
 
 

@@ -126,7 +126,12 @@ def playbooks_of(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:
     """Read the playbooks of an agent: those in their own folder, and those that a trigger names."""
     files = [*sorted((folder / PLAYBOOKS).glob("*.yaml"))]
     files += [folder / each.playbook for each in tasks.triggers() if each.playbook is not UNSET]
-    return {file.stem: read_playbook(file, str(file.relative_to(folder))) for file in dict.fromkeys(files)}
+    found: dict[str, Path] = {}
+    for file in dict.fromkeys(files):
+        other = found.setdefault(file.stem, file)
+        if other != file:
+            raise ConfigError(f"{file} and {other} are two playbooks called {file.stem}: rename one of them.")
+    return {name: read_playbook(file, str(file.relative_to(folder))) for name, file in found.items()}
 
 
 def trust_of(settings: Settings) -> Trust:

@@ -141,7 +141,7 @@ def standing_of(speaking: Speaking, row: SessionRow, phase: Phase, began: Beginn
         kept_usd=round((cap or 0) * policy.reserve_cost_fraction) if wraps_up else 0,
         kept_tokens=policy.reserve_tokens if wraps_up else 0,
         tokens_per_hour=hourly or None,
-        anonymize=None if hidden is None else Anonymizing(hidden),
+        anonymize=None if hidden is None else Anonymizing(hidden, began.salt),
     )
 
 

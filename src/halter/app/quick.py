@@ -29,14 +29,16 @@ from halter.brain.recurrence import Unclear
 from halter.brain.route import Delegated, Routed, Scheduled, Script
 from halter.core.clock import MINUTE
 from halter.core.durations import shown_duration
-from halter.core.ids import may_decide, session_stream
+from halter.core.events import MessageRouted
+from halter.core.ids import FLEET, inbox_stream, may_decide, session_stream
 from halter.core.limits import Spender, accounts
 from halter.core.money import BudgetRow, Leg, shown
 from halter.core.ports import Query, Stored
-from halter.core.rows import AgentRow, HaltRow, SessionRow, Snapshot
+from halter.core.ports import said as said_in
+from halter.core.rows import AgentRow, HaltRow, SessionRow, Snapshot, StreamRow
 from halter.core.task_rows import TriggerRow
 from halter.core.tasks import trigger_id
-from halter.core.text import shorten
+from halter.core.text import from_body, shorten
 from halter.core.wall import first_shown, shown_at, zone_of
 from halter.guard import approvals, halts
 from halter.state.receipt import receipt
@@ -46,6 +48,9 @@ SHOWN = 10
 RAMP = MINUTE
 """How long it takes until all sessions act again after the whole fleet was halted."""
 PAGE = 1000
+SEEN = 15 * MINUTE
+"""For so long a person remembers what they were shown."""
+LOOKED_BACK = 100
 ONLY_A_PERSON = "Only a person may do that, and this was said by an agent."
 
 
@@ -63,7 +68,7 @@ async def answered(speaking: Speaking, routed: Routed, session: str) -> str:
         case Scope(scope):
             return await (_halt if routed.route == "halt" else _resume)(speaking, scope)
         case Decided() as said:
-            return await _decide(speaking, said)
+            return await _decide(speaking, said, session)
         case Named() as named:
             return await _cancel(speaking, named)
         case Field(name):
@@ -224,7 +229,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in shorten(text, 1000).splitlines())
 
 
-async def _decide(speaking: Speaking, said: Decided) -> str:
+async def _decide(speaking: Speaking, said: Decided, session: str) -> str:
     app, found = speaking.app, await waiting(speaking)
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
@@ -240,10 +245,26 @@ async def _decide(speaking: Speaking, said: Decided) -> str:
     (one,) = meant
     if one.about == "cap_raise" and said.verdict == "approve":
         return f"A higher cap needs an amount: halter approve {one.decision} --cap AMOUNT"
+    if said.implied and said.verdict == "approve" and not await _was_shown(speaking, session, one.decision):
+        # Something else may have been decided, and this have come, since they last looked.
+        shown = f"- {one.decision}: {_about(one)} (of {one.agent})\n{_indented(one.shown)}".rstrip()
+        return f"This is what waits:\n{shown}\nSay approve again to agree to it, or deny."
     write = approvals.decide(one, said.verdict, app.settings.person, app.ids.new())
     if not (await speaking.store.commit(write)).events:
         return f"{one.decision} was decided by somebody else, has expired, or cannot be done any more."
     return f"{'Approved' if said.verdict == 'approve' else 'Denied'}: {one.decision} ({_about(one)})"
+
+
+async def _was_shown(speaking: Speaking, session: str, decision: str) -> bool:
+    """Tell whether a decision was shown here lately, in this talk or before it had begun."""
+    store, since = speaking.store, speaking.app.clock.now() - SEEN
+    for stream in (inbox_stream(session), FLEET):
+        heads = await store.ask(Query("head", StreamRow, {"stream": stream}))
+        for stored in await store.read(stream, max(0, heads[0].head - LOOKED_BACK), LOOKED_BACK) if heads else ():
+            routed = isinstance(stored.event, MessageRouted) and stored.at >= since
+            if routed and decision in from_body(await said_in(store, stored)):
+                return True
+    return False
 
 
 async def schedules(speaking: Speaking) -> str:

@@ -4,8 +4,8 @@ import msgspec
 
 from halter.app.speaking import Speaking
 from halter.core.events import SessionStarted
-from halter.core.ids import StreamId, session_stream, trigger_stream
-from halter.core.ports import Query, Store, said
+from halter.core.ids import session_stream, trigger_stream
+from halter.core.ports import Query, Store, Stored, said
 from halter.core.rows import SessionRow
 from halter.core.schedules import Timing
 from halter.core.task_rows import ItemRow, TriggerRow
@@ -57,13 +57,22 @@ class Beginnings(msgspec.Struct, frozen=True):
     documents: tuple[Shelved, ...] = ()
     grants: tuple[str, ...] | None = None
     carved: int | None = None
+    salt: str = ""
 
 
 async def beginnings_of(speaking: Speaking, row: SessionRow) -> Beginnings:
-    """Find out what a session was begun by; nothing in particular, if a person began it."""
+    """Find out what a session was begun by; nothing in particular, if a person began it.
+
+    The hash of its first event salts what is hidden from models: it is made of salts that never leave the store.
+    """
     store = speaking.store
+    (first,) = await store.read(session_stream(row.session), 0, 1)
+    return msgspec.structs.replace(await _begun_by(store, row, first), salt=first.hash.hex())
+
+
+async def _begun_by(store: Store, row: SessionRow, first: Stored) -> Beginnings:
     if row.parent:
-        return await _of_a_part(store, row.session)
+        return _of_a_part(first)
     if not row.trigger:
         return Beginnings()
     found = await trigger_row(store, row.trigger)
@@ -79,9 +88,8 @@ async def _documents(store: Store, row: SessionRow) -> tuple[Shelved, ...]:
     )
 
 
-async def _of_a_part(store: Store, session: str) -> Beginnings:
-    (stored,) = await store.read(StreamId(session_stream(session)), 0, 1)
-    if not isinstance(stored.event, SessionStarted):
+def _of_a_part(first: Stored) -> Beginnings:
+    if not isinstance(first.event, SessionStarted):
         return Beginnings(grants=())
-    carved = [leg.amount for leg in stored.event.carved if leg.unit == "usd"]
-    return Beginnings(grants=stored.event.grants, carved=min(carved, default=None))
+    carved = [leg.amount for leg in first.event.carved if leg.unit == "usd"]
+    return Beginnings(grants=first.event.grants, carved=min(carved, default=None))

@@ -200,9 +200,18 @@ class Up:
                     moments += await self._triggered(living.name)
                 if starting or self._tellable or self._app.clock.now() >= self._told_at + TELL:
                     self._tellable, self._told_at = False, self._app.clock.now()
-                    await self._notices.look()
+                    await self._told()
                 starting = False
                 await until(self._news, max(0, min([LOOK, *(at - self._app.clock.now() for at in moments)])))
+
+    async def _told(self) -> None:
+        """Have people told of what needs them; what breaks down over that stops no agent."""
+        try:
+            await self._notices.look()
+        except Exception as error:  # noqa: BLE001  whatever it is, nobody may suffer from it
+            demand_wanted()
+            told = self._redacted(clean(f"{type(error).__name__}: {error}"))
+            self._say("", f"People could not be told of what needs them, which is tried again: {shorten(told, 300)}")
 
     async def _triggered(self, name: str) -> Sequence[int]:
         """Look after the triggers of one agent; what breaks down over them is told, and stops no other agent."""

@@ -88,11 +88,15 @@ class Scope(msgspec.Struct, frozen=True, tag=True):
 
 
 class Decided(msgspec.Struct, frozen=True, tag=True):
-    """What a person says to a decision: its id, or an empty one where none is waiting or more than one may be meant."""
+    """What a person says to a decision: its id, or an empty one where none is waiting or more than one may be meant.
+
+    Where they named none, it is `implied`: the only one that waits.
+    """
 
     verdict: Verdict
     decision: str
     ambiguous: bool = False
+    implied: bool = False
 
 
 class Named(msgspec.Struct, frozen=True, tag=True):
@@ -293,7 +297,8 @@ def _decision(said: str, surroundings: Surroundings) -> Found:
 def _decided(verdict: Verdict, said: str, waiting: Sequence[str]) -> Decided | None:
     """Find the decision that is meant: by its id or the beginning of it, or the only one that waits."""
     if not said:
-        return Decided(verdict, waiting[0] if len(waiting) == 1 else "", ambiguous=len(waiting) > 1)
+        only = waiting[0] if len(waiting) == 1 else ""
+        return Decided(verdict, only, ambiguous=len(waiting) > 1, implied=bool(only))
     meant = [each for each in waiting if each.lower() == said]
     if not meant and len(said) >= _BEGINNING:
         meant = [each for each in waiting if each.lower().startswith(said)]

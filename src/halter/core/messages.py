@@ -78,9 +78,13 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Anonymizing(msgspec.Struct, frozen=True):
-    """What a model that is not on this machine is not told: who somebody is, by shape, and these names."""
+    """What a model that is not on this machine is not told: who somebody is, by shape, and these names.
+
+    What stands in their place is made with a `salt` that nobody elsewhere knows, or values could be guessed from it.
+    """
 
     names: tuple[str, ...] = ()
+    salt: str = ""
 
 
 Stop = Literal["end", "calls", "max_tokens", "refused"]

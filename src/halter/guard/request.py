@@ -295,7 +295,7 @@ def hiding(standing: Standing, prompt: Prompt, model: Model) -> Anonymized:
     """Take out of a prompt what its model is not told; one on this machine is told everything."""
     if standing.anonymize is None or stays_here(model.name, model.base_url):
         return Anonymized(prompt, {}, {})
-    return anonymized(prompt, standing.session, standing.anonymize.names)
+    return anonymized(prompt, standing.anonymize.salt or standing.session, standing.anonymize.names)
 
 
 def bound_of(request: Request, hidden: Anonymized, model: Model) -> int:
