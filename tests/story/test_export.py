@@ -315,11 +315,21 @@ def test_erased_bodies_are_told_and_break_nothing(halter: Halter, files: tuple[P
     assert b"canary" not in files[1].read_bytes()
 
 
-@pytest.mark.parametrize("words", [("--verify", "r.json"), ("--journal", "j"), ("clerk-1", "--verify", "a"), ()])
+@pytest.mark.parametrize("words", [("--journal", "j"), ("clerk-1", "--verify", "a"), ()])
 def test_half_a_question_is_answered_with_how_to_ask(halter: Halter, words: tuple[str, ...]) -> None:
     asked = halter("receipt", *words)
     assert asked.exit_code == 2
     assert "Traceback" not in asked.output
+
+
+def test_an_export_is_checked_against_the_receipt_that_it_brings_along(
+    halter: Halter, files: tuple[Path, Path]
+) -> None:
+    receipt, journal = files
+    assert halter("receipt", "--verify", str(journal)).exit_code == 0
+    alone = halter("receipt", "--verify", str(receipt))
+    assert alone.exit_code == 3
+    assert "--journal EXPORT" in alone.stderr
 
 
 def test_a_file_that_is_not_there_is_told_in_a_sentence(halter: Halter, tmp_path: Path) -> None:

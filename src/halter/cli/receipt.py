@@ -43,13 +43,13 @@ def receipt(
 ) -> None:
     """Show the receipt of a session: what it did and spent, what stopped it, who decided, and why it ended.
 
-    With --verify and --journal a receipt is checked offline: every hash is worked out anew, and the receipt is made
-    again from the events. Leaves with 1 if anything does not fit.
+    With --verify a receipt is checked offline, against an exported journal: every hash is worked out anew, and the
+    receipt is made again from the events. An export carries its own receipt. Leaves with 1 if anything does not fit.
     """
     if verify or journal:
-        if session or html or not (verify and journal):
+        if session or html or not verify:
             fail("A receipt is checked with --verify RECEIPT --journal EXPORT, and nothing else.", WRONG_USE)
-        _verify(verify, journal, as_json=as_json)
+        _verify(verify, journal or verify, as_json=as_json)
         return
     if not session:
         fail("Name a session: look at `halter sessions`.", WRONG_USE)
@@ -103,7 +103,9 @@ def _said(receipt_file: str, journal_file: str, checked: "Checked") -> dict[str,
     if Path(receipt_file) == Path(journal_file):
         own = checked.receipts.get(next(iter(checked.sessions), ""))
         if own is None:
-            raise ConfigError(f"{journal_file} holds no receipt: name one with --verify.")
+            raise ConfigError(
+                f"{journal_file} is no export that brings its receipt along: name a journal too, with --journal EXPORT."
+            )
     else:
         own = b"".join(_lines(receipt_file))
     try:
