@@ -122,7 +122,8 @@ def _flaws(made: Receipt) -> Iterator[str]:
 
 KILLS: Final = [
     pytest.param(12, [9, 60, 30, 90], id="twelve"),
-    pytest.param(50, random.Random(5).choices(range(5, 200), k=12), id="fifty", marks=pytest.mark.soak),
+    # A session over which ten processes died in a row would be left to a person.
+    pytest.param(50, random.Random(5).choices(range(5, 200), k=8), id="fifty", marks=pytest.mark.soak),
 ]
 
 
