@@ -1,0 +1,57 @@
+"""Which model works by a skill, and how much of what people kept a session is given."""
+
+from pathlib import Path
+
+from autonomous import Fleet
+
+from halter.app.agent import assembled
+from halter.app.speaking import Speaking
+from halter.app.talking import attend, begin
+from halter.app.tasking import MOST_KEPT, given
+from halter.app.thinking import models_of
+from halter.core.events import MemoryProposed, ProposalDecided
+from halter.core.ids import FLEET, WorkerId, session_stream
+from halter.core.messages import Reply, Text, ToolCall
+from halter.core.ports import Draft, Write
+from halter.core.task_project import rows_of_event
+from halter.core.usage import ModelName
+from halter.models.scripted import Line, Scripted, say
+from halter.testing.world import World
+
+CALL = ToolCall("1", "run_skill", '{"skill": "proofread", "input": "Teh end."}')
+
+
+async def test_a_skill_is_worked_by_the_model_that_is_named_for_it(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path, 'models: {"openai:large": {price: free}, "openai:small": {price: free}}\n')
+    more = "model: openai:large\nmodel_for: {skill: openai:small}\nverbs: [run_skill]\n"
+    folder = fleet.agent("desk", f"autonomy: {{enabled: false}}\n{more}")
+    place = folder / ".agents" / "skills" / "proofread"
+    place.mkdir(parents=True)
+    (place / "SKILL.md").write_text("Mend the spelling.")
+    large = Scripted([Line(reply=Reply((CALL,), "calls")), say("Done.")], world.clock, ModelName("openai", "large"))
+    small = Scripted([say("The end.")], world.clock, ModelName("openai", "small"))
+    models = {"openai:large": large, "openai:small": small}
+    async with assembled(fleet.app, folder) as agent, models_of(fleet.app, agent, models) as named:
+        speaking = Speaking(fleet.app, agent, named, WorkerId("w"))
+        await attend(speaking, await begin(speaking, "Mend it.", "task"))
+    (asked,) = small.asked
+    (part,) = asked.messages[0].parts
+    assert isinstance(part, Text)
+    assert (asked.system, part.text, part.trusted) == ("Mend the spelling.", "Teh end.", False)
+
+
+async def test_a_session_is_given_the_newest_of_what_people_kept_and_not_all_of_it(world: World) -> None:
+    for number in range(MOST_KEPT + 5):
+        name = f"m-{number:03}"
+        proposed, kept = MemoryProposed(memory=name, agent="desk"), _kept(name)
+        drafts = [Draft(proposed, b"Remember %d." % number), Draft(kept, stream=FLEET)]
+        rows = rows_of_event(proposed)
+        write = Write(session_stream("s"), name, lambda _, drafts=drafts: drafts, rows, others=(FLEET,))
+        await world.journal.commit(write)
+    memories, _, words = await given(world.journal, "desk")
+    assert (len(memories), memories[-1]) == (MOST_KEPT, f"m-{MOST_KEPT + 4:03}")
+    assert words.count("Remember") == MOST_KEPT
+
+
+def _kept(memory: str) -> ProposalDecided:
+    return ProposalDecided(proposal=memory, about="memory", status="kept", by="ada")
