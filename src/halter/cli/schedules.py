@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from halter.app import App
-from halter.cli.answer import answer_json, answer_table, counted, say
+from halter.cli.answer import answer_json, answer_table, say
 from halter.cli.command import (
     NOT_FINE,
     WRONG_USE,
@@ -198,11 +198,8 @@ async def _item(app: App, trigger: str, item: str) -> ItemRow:
     if len(found) == 1:
         return found[0]
     names = ", ".join(f"{row.name} ({row.item[:SHORT]})" for row in held) or "nothing"
-    return fail(
-        f"{counted(len(found), 'document')} left to you {'is' if len(found) == 1 else 'are'} called {item!r}; "
-        f"left to you by {trigger}: {names}.",
-        WRONG_USE,
-    )
+    how_many = "Several documents left to you are" if found else "No document left to you is"
+    return fail(f"{how_many} called {item!r}: {trigger} left you {names}.", WRONG_USE)
 
 
 def _done(subject: str, sentence: str, *, as_json: bool) -> None:
