@@ -298,8 +298,8 @@ async def test_hints_are_heard_again_after_a_restart(own_cluster: Cluster) -> No
     following = asyncio.create_task(follow())
     await until(lambda: FLEET in heard, "before")
     await asyncio.to_thread(own_cluster.stop_hard)
+    heard.clear()  # Before the start: whoever listens may be back before the starting has returned.
     await asyncio.to_thread(own_cluster.start)
-    heard.clear()
     await until(lambda: {EVERY_STREAM, FLEET} <= heard, "after")
     following.cancel()
     await here.close()

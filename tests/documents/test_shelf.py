@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -91,19 +92,23 @@ def test_what_is_no_plain_file_is_a_sentence(shelf: Path, look: object) -> None:
     assert "cannot be read" in flaw(look(shelf / ("x" * 300)))
 
 
+# So many that two readings in a row cannot meet the same run of them, in whatever step reader and writer fall.
+BYTES: Final = bytes(range(251))
+
+
 def scribble(file: Path, over: threading.Event) -> None:
     """Write a file over and over through memory: that leaves its time of change as it is."""
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as memory:
-        for letter in itertools.cycle(b"abcdefgh"):
+        for letter in itertools.cycle(BYTES):
             if over.is_set():
                 return
             memory[:] = bytes([letter]) * len(memory)
 
 
 def test_a_file_that_is_written_to_meanwhile_is_never_taken_half(tmp_path: Path) -> None:
-    """Each version is all of one letter, so half of one and half of another would show."""
+    """Each version is all of one byte, so half of one and half of another would show."""
     file = tmp_path / "busy.txt"
-    file.write_bytes(b"a" * 8_000_000)
+    file.write_bytes(BYTES[:1] * 4_000_000)
     over = threading.Event()
     writer = threading.Thread(target=scribble, args=(file, over))
     writer.start()
@@ -116,6 +121,6 @@ def test_a_file_that_is_written_to_meanwhile_is_never_taken_half(tmp_path: Path)
     troubles = [each.sentence for each in (*found, *digests) if isinstance(each, Unreadable)]
     assert all("was changed while it was read" in each for each in troubles)
     assert all(len(set(each.data)) == 1 for each in found if isinstance(each, Taken))
-    whole = {hashlib.sha256(bytes([letter]) * 8_000_000).hexdigest() for letter in b"abcdefgh"}
+    whole = {hashlib.sha256(bytes([letter]) * 4_000_000).hexdigest() for letter in BYTES}
     assert {each for each in digests if isinstance(each, str)} <= whole
     assert isinstance(take(file), Taken)
