@@ -76,7 +76,7 @@ class Entrance:
         try:
             await self._answer(asked, scope, receive, out)
         except Exception as error:  # noqa: BLE001 One request that breaks must not end the others.
-            if out.stalled:
+            if out.gone:
                 return
             self._tell(f"{asked.method} {clean(asked.path)} broke: {type(error).__name__}: {clean(str(error))}")
             if not out.started:
@@ -195,11 +195,11 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 class Outgoing:
-    """What goes out: with what keeps browsers from doing more with it, and never to somebody who takes nothing of it."""
+    """What goes out: with what keeps browsers from doing more with it, and not to somebody who takes nothing of it."""
 
     def __init__(self, asked: Asked, send: Send, stall: int) -> None:
         self.started = False
-        self.stalled = False
+        self.gone = False
         self._asked = asked
         self._send = send
         self._stall = stall
@@ -212,8 +212,8 @@ class Outgoing:
         try:
             async with asyncio.timeout(self._stall / SECOND):
                 await self._send(message)
-        except TimeoutError:
-            self.stalled = True
+        except (TimeoutError, OSError):
+            self.gone = True
             raise
 
 

@@ -1,10 +1,13 @@
 """Logging in and out: a token is exchanged for a cookie, by a page of our own that needs nothing from elsewhere."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qsl
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
 
 from halter.core.clock import SECOND, Clock
 from halter.server.auth import COOKIE_LASTS, LOGIN, LOGOUT, Door, new_cookie
@@ -12,13 +15,10 @@ from halter.server.entrance import TOO_MUCH
 from halter.server.limits import Rates
 from halter.server.tokens import Keyring, found
 
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-    from starlette.responses import Response
-
 PAGES: Final = Path(__file__).parent / "pages"
 WRONG: Final = "This token opens nothing here: it was removed, or never was one."
 HOME: Final = "/"
+LONGEST_FORM: Final = 1000
 
 
 def login_url(base: str, secret: str) -> str:
@@ -26,11 +26,8 @@ def login_url(base: str, secret: str) -> str:
     return f"{base}{LOGIN}#token={secret}"
 
 
-def add_login(api: "FastAPI", door: Door, keys: Keyring, clock: Clock, failures: Rates) -> None:
+def add_login(api: FastAPI, door: Door, keys: Keyring, clock: Clock, failures: Rates) -> None:
     """Add the page, what it needs, and what it asks for."""
-    from fastapi import Request
-    from starlette.responses import Response
-
     page = (PAGES / "login.html").read_text("utf-8")
 
     def shown(problem: str, status: int, wait: int = 0) -> Response:
@@ -55,9 +52,6 @@ def add_login(api: "FastAPI", door: Door, keys: Keyring, clock: Clock, failures:
         cookie = f"{door.cookie}=; Max-Age=0; {_attributes(request)}"
         return Response(status_code=303, headers={"Location": LOGIN, "Set-Cookie": cookie})
 
-    for made in (enter, leave):
-        # Annotations of a function inside of another cannot be looked up by name.
-        made.__annotations__ = {"request": Request, "return": Response}
     options: Mapping[str, Any] = {"response_model": None, "include_in_schema": False}
     api.get(LOGIN, **options)(show)
     api.post(LOGIN, **options)(enter)
@@ -66,21 +60,24 @@ def add_login(api: "FastAPI", door: Door, keys: Keyring, clock: Clock, failures:
         api.get(f"{LOGIN}/{name}", **options)(_file(name, kind))
 
 
-def _file(name: str, kind: str) -> Any:
-    async def read() -> Any:
-        from starlette.responses import Response
+def _file(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
+    content = (PAGES / name).read_bytes()
 
-        return Response((PAGES / name).read_bytes(), media_type=kind)
+    async def read() -> Response:
+        return Response(content, media_type=kind)
 
     return read
 
 
 def _token_in(body: bytes) -> str:
-    fields = dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=4) if len(body) < 1000 else [])  # noqa: PLR2004
-    return fields.get("token", "").strip()
+    try:
+        fields = parse_qsl(body[:LONGEST_FORM].decode("utf-8", "replace"), max_num_fields=4)
+    except ValueError:
+        return ""
+    return dict(fields).get("token", "").strip()
 
 
-def _attributes(request: Any) -> str:
+def _attributes(request: Request) -> str:
     """Say who may see the cookie: no script, no other site, and where a browser came by TLS, nothing but TLS."""
     secure = "; Secure" if request.headers.get("origin", "").startswith("https:") else ""
     return f"Path=/; HttpOnly; SameSite=Strict{secure}"
