@@ -1,16 +1,16 @@
 """`halter up`, `on` and `off`: agents that run by themselves."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
 
-import msgspec
 import typer
 
 from halter.app import App
 from halter.app.bus import Bus, Gap, Item, News, Pulse
 from halter.app.follow import heads
+from halter.app.objects import item_object
 from halter.cli.answer import answer_json, counted, json_line, painted, say, warn
 from halter.cli.command import (
     UNUSABLE,
@@ -24,7 +24,6 @@ from halter.cli.command import (
     readable,
     with_app,
 )
-from halter.cli.look import as_object
 from halter.cli.printer import Printer
 from halter.cli.styles import LOOK, Line
 from halter.cli.view import View
@@ -123,15 +122,9 @@ class Objects:
 
     def show(self, item: Item) -> None:
         """Show a piece of news."""
-        match item:
-            case News():
-                self._put({"name": item.name, **as_object(item.stored)})
-            case Pulse():
-                self._put(msgspec.structs.asdict(item))
-            case Gap():
-                self._put({"name": "gap", **msgspec.structs.asdict(item)})
+        self._put(item_object(item))
 
-    def _put(self, value: dict[str, Any]) -> None:
+    def _put(self, value: Mapping[str, Any]) -> None:
         self._printer.put(json_line(value).decode())
 
 

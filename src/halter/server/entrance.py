@@ -19,12 +19,14 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-TOKEN: Final = "halter.token"  # noqa: S105 It is the key under which whoever asks stands in a scope.
+WHO: Final = "halter.who"
+"""Under this key stands who asks, in the scope of everything that was let in."""
 STREAM: Final = f"{API}/stream"
 TOO_MUCH: Final = "That was too much for a minute: wait a little."
 BROKEN: Final = "Something broke here, which is a mistake of Halter's own: whoever runs it is told more."
 REFUSED: Final = 1008
-"""With this code a WebSocket is closed to whom it is not open any more."""
+"""With this code a WebSocket is closed to whom it is not open any more; with the next one, to all."""
+GOES: Final = 1001
 
 STRICT: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -46,7 +48,7 @@ _ALWAYS: Final = (
 
 
 class Entrance:
-    """Stands around the whole server. What is behind it finds the token of whoever asks in the scope."""
+    """Stands around the whole server. What is behind it finds in the scope who asks."""
 
     def __init__(
         self,
@@ -54,17 +56,19 @@ class Entrance:
         door: Door,
         keys: Keyring,
         clock: Clock,
-        limits: Limits | None = None,
+        limits: Limits,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._inner = inner
         self._door = door
         self._keys = keys
         self._clock = clock
-        self._limits = limits or Limits()
+        self._limits = limits
         self._tell = tell
         self._rates = Rates(self._limits.requests)
         self.open = Open(self._limits.streams, self._limits.all_streams)
+        self.closing = asyncio.Event()
+        """Set when the server is about to end: whoever listens is told."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let in, or refuse. Whatever breaks behind this door, the server goes on."""
@@ -92,7 +96,7 @@ class Entrance:
             case int():
                 await refuse(scope, send, Rejected(429, TOO_MUCH), verdict)
             case Allowed():
-                scope[TOKEN] = verdict.token
+                scope[WHO] = None if verdict.token is None else verdict.token.who
                 await self._let_in(asked, verdict, scope, receive, send)
 
     def _within_rate(self, allowed: Allowed) -> Allowed | int:
@@ -124,22 +128,22 @@ class Entrance:
 
     async def _while_it_counts(self, who: Allowed, scope: Scope, receive: Receive, send: Send) -> None:
         running = asyncio.ensure_future(self._inner(scope, receive, send))
+        closing = asyncio.ensure_future(self.closing.wait())
         try:
-            while not running.done():
-                await asyncio.wait({running}, timeout=self._limits.check / SECOND)
-                if not running.done() and not self._counts(who):
-                    break
+            while not running.done() and not closing.done() and self._counts(who):
+                waits = {running, closing}
+                await asyncio.wait(waits, timeout=self._limits.check / SECOND, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended = running.done()
-            running.cancel()
+            for task in (running, closing):
+                task.cancel()
             with suppress(asyncio.CancelledError):
                 await running
         if not ended and scope["type"] == "websocket":
-            with suppress(RuntimeError, TimeoutError):
+            code, reason = (GOES, "The server ends.") if self.closing.is_set() else (REFUSED, "Your token has ended.")
+            with suppress(RuntimeError, OSError, TimeoutError):
                 # Whoever has gone meanwhile cannot be told.
-                await send(
-                    {"type": "websocket.close", "code": REFUSED, "reason": "Your token does not count any more."}
-                )
+                await send({"type": "websocket.close", "code": code, "reason": reason})
 
     def _counts(self, who: Allowed) -> bool:
         token: Token | None = who.token

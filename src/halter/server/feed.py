@@ -28,10 +28,12 @@ TRAIL: Final = 20_000
 """Of so many older ones it is still known where they stand in the journal."""
 PAGE: Final = 100
 AGENTS_KEPT: Final = 10_000
+OLD: Final = -1
+"""The number of what was read again, and has no place in the row."""
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A piece of news, ready to be sent; `seq` is 0 where it is no event, `number` its place in the row."""
+    """A piece of news, ready to be sent; `seq` is 0 where it is no event; `number` is its place in the row."""
 
     number: int
     name: str
@@ -92,7 +94,7 @@ class Feed:
             case Pulse(name, session):
                 kind, stream, seq = name, "", 0
         text = msgspec.json.encode(item_object(item)).decode()
-        return Told(self._next, name, kind, stream, seq, session, await self._agent(stream, session), text)
+        return Told(OLD, name, kind, stream, seq, session, await self._agent(stream, session), text)
 
     async def _agent(self, stream: str, session: str) -> str:
         """Tell whose a stream is. An inbox may have been written to before its session began."""

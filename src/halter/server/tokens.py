@@ -16,15 +16,14 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final
 
 import msgspec
 
+from halter.app.desk import ROLES, Role, Who
 from halter.core.errors import ConfigError
 from halter.core.ids import may_decide
 
-Role = Literal["viewer", "approver", "operator", "admin"]
-ROLES: Final[tuple[Role, ...]] = get_args(Role)
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 PREFIX: Final = "halter_"
 _TOKEN: Final = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
@@ -41,6 +40,11 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
     made_at: int
     agents: tuple[str, ...] = ()
+
+    @property
+    def who(self) -> Who:
+        """Whoever has it."""
+        return Who(self.name, self.role, self.agents)
 
 
 def new_secret(randomly: Callable[[int], bytes] = secrets.token_bytes) -> str:
