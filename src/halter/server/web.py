@@ -144,9 +144,9 @@ def _mount_dashboard(api: "FastAPI", app: App, bus: Bus) -> bool:
 
     if find_spec("nicegui") is None or find_spec("halter.server.dashboard") is None:
         return False
-    from halter.server import dashboard  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
+    from halter.server.dashboard.mounted import mount  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 
-    dashboard.mount(api, app, bus)  # pyright: ignore[reportUnknownMemberType]
+    mount(api, app, bus)
     return True
 
 
