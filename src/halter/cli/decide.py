@@ -8,8 +8,9 @@ import msgspec
 import typer
 
 from halter.app import App
+from halter.app.words.moments import written
 from halter.cli.always import rule_for, told
-from halter.cli.answer import answer_block, answer_json, counted, say
+from halter.cli.answer import answer_block, answer_json, say
 from halter.cli.budget import amount_of, refuse_beyond_carved, refuse_no_raise
 from halter.cli.command import (
     NOT_FINE,
@@ -23,14 +24,13 @@ from halter.cli.command import (
     with_app,
 )
 from halter.cli.edited import arguments_from, refuse_secrets
-from halter.cli.moments import written
 from halter.cli.waiting import Waiting, as_facts, as_object, meant, waiting
 from halter.core.clock import DAY
 from halter.core.durations import shown_duration
 from halter.core.money import Account, shown
 from halter.core.ports import Query, Write
 from halter.core.telling import telling_of
-from halter.core.text import one_line, shorten
+from halter.core.text import counted, one_line, shorten
 from halter.guard import approvals
 
 USUAL: Final = "7d"

@@ -5,11 +5,11 @@ from typing import Annotated, Final
 import typer
 
 from halter.app import App
-from halter.cli.answer import counted
 from halter.cli.command import WRONG_USE, fail, readable
 from halter.core.ids import StreamId
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
+from halter.core.text import counted
 
 PAGE: Final = 1000
 MOST: Final = 1_000_000

@@ -9,12 +9,13 @@ from halter.app import App
 from halter.app.report import AgentReport, Report, gather
 from halter.app.report import report as report_of
 from halter.app.report_message import message_of, send
+from halter.app.words.moments import written
+from halter.app.words.sheet import Facts, Listing, Sheet
 from halter.cli.answer import answer_json, say
 from halter.cli.command import WRONG_USE, JsonOption, StoreOption, duration, fail, readable, saying_errors, with_app
 from halter.cli.export import write_private
-from halter.cli.moments import written
 from halter.cli.page import page
-from halter.cli.sheet import Facts, Listing, Sheet, show
+from halter.cli.sheet import show
 from halter.core.money import shown
 from halter.core.ports import Query
 from halter.core.rows import AgentRow

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from halter.app import App
+from halter.app.words.moments import written
 from halter.cli.always import told
 from halter.cli.answer import answer_block, answer_json, say
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, ReasonOption, StoreOption, fail, only_a_person, with_app
-from halter.cli.moments import written
 from halter.cli.plain import PlainCommand, PlainGroup
 from halter.core.durations import shown_duration
 from halter.core.ports import Query
