@@ -5,6 +5,7 @@ from contextlib import aclosing
 from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
 from nicegui import ui
 from nicegui.element import Element
 
@@ -13,10 +14,11 @@ from halter.app.words.moments import written
 from halter.core.durations import parse_duration
 from halter.core.errors import HalterError
 from halter.core.money import shown
+from halter.core.text import clean
 from halter.server.dashboard.live import Grown
 from halter.server.dashboard.parts import box, button, cell, link, part, table, words
 from halter.server.dashboard.room import Refresh, Room
-from halter.state.audit import AuditEntry
+from halter.state.audit import AuditEntry, entry
 
 PAGE = 50
 COLUMNS = ("when", "agent", "tool", "level, risk", "outcome", "agreed to by", "cost", "asked", "answered", "session")
@@ -28,8 +30,18 @@ USUAL = "7d"
 def wanted_of(given: Mapping[str, str], now: int) -> Wanted:
     """Read what somebody is looking for."""
     since = now - parse_duration(given.get("since", "").strip() or USUAL)
-    names = ("agent", "tool", "outcome", "session", "text")
-    return Wanted(since=since, **{name: given.get(name, "").strip() for name in names})
+
+    def said(name: str) -> str:
+        return clean(given.get(name, "").strip())
+
+    return Wanted(
+        since=since,
+        agent=said("agent"),
+        tool=said("tool"),
+        outcome=said("outcome"),
+        session=said("session"),
+        text=said("text"),
+    )
 
 
 async def audit(room: Room) -> Refresh:
@@ -89,19 +101,17 @@ class _Search:
             self._until, self._last, self.count = None, set(), 0
         found = await self._find(wanted)
         with self._rows:
-            for entry in found[:PAGE]:
-                _row(entry)
+            for each in found[:PAGE]:
+                _row(each)
         self._go_on_after(found[:PAGE])
         return len(found) > PAGE
 
     async def _find(self, wanted: Wanted) -> list[AuditEntry]:
         found: list[AuditEntry] = []
-        import msgspec
-
         async with aclosing(newest(self._room.desk, msgspec.structs.replace(wanted, until=self._until))) as entries:
-            async for entry in entries:
-                if entry.call not in self._last:
-                    found.append(entry)
+            async for each in entries:
+                if each.call not in self._last:
+                    found.append(entry(each))
                 if len(found) > PAGE:
                     break
         return found
@@ -112,19 +122,19 @@ class _Search:
         if found:
             before = self._last if found[-1].created_at == self._until else set[str]()
             self._until = found[-1].created_at
-            self._last = before | {entry.call for entry in found if entry.created_at == self._until}
+            self._last = before | {each.call for each in found if each.created_at == self._until}
 
 
-def _row(entry: AuditEntry) -> None:
+def _row(one: AuditEntry) -> None:
     with box("tr"):
-        cell(written(entry.created_at), "h-short")
-        cell(entry.agent)
-        cell(entry.tool, "h-what")
-        cell(f"{entry.capability_level} {entry.risk_level}".strip())
-        cell(entry.outcome or "under way", "" if entry.outcome == "ok" else "h-look")
-        cell(entry.decided_by)
-        cell(shown(entry.cost_usd), "h-num")
-        cell(entry.input_summary)
-        cell(entry.output_summary)
+        cell(written(one.created_at), "h-short")
+        cell(one.agent)
+        cell(one.tool, "h-what")
+        cell(f"{one.capability_level} {one.risk_level}".strip())
+        cell(one.outcome or "under way", "" if one.outcome == "ok" else "h-look")
+        cell(one.decided_by)
+        cell(shown(one.cost_usd), "h-num")
+        cell(one.input_summary)
+        cell(one.output_summary)
         with box("td"):
-            link(entry.session, f"/session/{entry.session}")
+            link(one.session, f"/session/{one.session}")

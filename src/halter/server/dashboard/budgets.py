@@ -1,6 +1,7 @@
 """Budgets: every cap with what is spent, held and left, how that came about, and a person's word to change it."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from nicegui import ui
 
@@ -25,7 +26,8 @@ PARTS = 288
 async def budgets(room: Room) -> Refresh:
     """Put the page together."""
     with part("Spent today against the cap", card=True):
-        whose = ui.select(["fleet"], label="Whose", value="fleet").props("outlined dense").style("max-width: 20rem")
+        whose: Any = ui.select(["fleet"], label="Whose", value="fleet").props("outlined dense")
+        whose.style("max-width: 20rem")
         plot = Plot("What was spent today, against the cap", "Nothing was spent today.")
     with part("Caps", card=True):
         lines = Kept[BudgetRow](table("Caps", COLUMNS, NUMBERS), lambda row: _row(room, row))

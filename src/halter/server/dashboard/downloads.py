@@ -17,6 +17,7 @@ from halter.app.proof import as_written
 from halter.core.errors import HalterError, NotDone
 from halter.server.dashboard.audit import wanted_of
 from halter.server.dashboard.legible import file_name
+from halter.state.audit import entry
 
 LINES = "application/x-ndjson"
 STATUS = {"wrong": 422, "missing": 404, "refused": 409, "forbidden": 403}
@@ -57,8 +58,8 @@ def _refused(error: HalterError) -> Response:
 
 async def _audit(desk: Desk, wanted: Wanted) -> AsyncIterator[bytes]:
     async with aclosing(audit_of(desk, wanted)) as entries:
-        async for entry in entries:
-            yield msgspec.json.encode(entry) + b"\n"
+        async for each in entries:
+            yield msgspec.json.encode(entry(each)) + b"\n"
 
 
 def _journal(view: Any, sessions: Sequence[str], now: int) -> bytes:

@@ -13,7 +13,7 @@ from halter.core.money import shown
 from halter.server.dashboard.asking import REASON, Given, ask
 from halter.server.dashboard.legible import legible
 from halter.server.dashboard.live import Grown
-from halter.server.dashboard.parts import Kept, Words, box, button, cell, fill, link, meter, part, table, words
+from halter.server.dashboard.parts import Kept, Words, box, button, cell, fill, lead, link, meter, part, table, words
 from halter.server.dashboard.room import Refresh, Room
 
 COLUMNS = ("agent", "runs by itself", "session", "state", "burns", "spent today", "next wake", "sensors", "stop")
@@ -54,9 +54,7 @@ def _row(room: Room, line: AgentLine) -> Callable[[AgentLine], None]:
     def show(line: AgentLine) -> None:
         if switch.value != bool(line.on):
             switch.value = bool(line.on)
-        session.say(line.session or "none")
-        if session.props.get("href") != f"/session/{line.session}":
-            session.props["href"] = f"/session/{line.session}" if line.session else "/sessions"
+        lead(session, line.session or "none", f"/session/{line.session}" if line.session else "/sessions")
         state.say(_state(line))
         burn.say(f"{shown(line.burn_usd)}/h")
         _show_spent(spent, line)

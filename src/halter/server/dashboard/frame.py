@@ -103,8 +103,8 @@ async def _halt_all(room: Room) -> None:
         return "Everything is halted: nothing starts, and what is in flight is stopped within a second."
 
     says = (
-        f"This stops {counted(len(under_way), 'session')} under way, {working} of them at work at this moment. What is in "
-        "flight is stopped within a second; nothing starts again until somebody resumes."
+        f"This stops {counted(len(under_way), 'session')} under way, {working} of them at work at this moment. "
+        "What is in flight is stopped within a second; nothing starts again until somebody resumes."
     )
     ask(room, "Halt everything?", says, (REASON,), "Halt everything", do, "stop")
 

@@ -90,7 +90,8 @@ def _run(api: FastAPI) -> None:
         ui.add_css(style(), shared=True)
         joining.only_by_the_same()
     config.socket_io_js_transports = ["websocket"]
-    ui.run_with(
+    nicegui: Any = ui
+    nicegui.run_with(
         api,
         mount_path="/",
         title="Halter",

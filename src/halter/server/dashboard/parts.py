@@ -69,6 +69,15 @@ def link(text: str, to: str, style: str = "h-link") -> Words:
     return made
 
 
+def lead(made: Words, text: str, to: str) -> None:
+    """Let a link lead elsewhere, if it does not lead there already."""
+    made.say(text)
+    props: dict[str, Any] = made.props
+    if props["href"] != to:
+        props["href"] = to
+        made.update()
+
+
 def button(text: str, on_click: Click, kind: str = "plain", label: str = "") -> ui.button:
     """Make a button: `plain`, `yes` or `stop`."""
     made = ui.button(legible(text), on_click=on_click, color=None).props("no-caps unelevated")

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
-from nicegui import Client, background_tasks, ui
+from nicegui import Client, ui
 
 from halter.app import App
 from halter.app.desk import Desk, Role, Who
@@ -67,17 +68,19 @@ class Room:
         `lost` is told the sentence while that fails, and nothing when it works again.
         """
         running: list[asyncio.Task[None]] = []
+        client: Any = self.client
 
         def begin() -> None:
             if not running:
-                running.append(background_tasks.create(self._following(refresh, lost), name="halter page"))
+                following = self._following(refresh, lost)
+                running.append(asyncio.get_running_loop().create_task(following, name="halter-page"))
 
         def end() -> None:
             for task in running:
                 task.cancel()
 
-        self.client.on_connect(begin)
-        self.client.on_delete(end)
+        client.on_connect(begin)
+        client.on_delete(end)
 
     async def _following(self, refresh: Refresh, lost: Callable[[str], None]) -> None:
         async with aclosing(self.live.grown()) as grown:

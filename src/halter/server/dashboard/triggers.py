@@ -8,7 +8,7 @@ from halter.app.words.moments import moment
 from halter.autonomy.triggers import Item
 from halter.server.dashboard.asking import REASON, Given, ask
 from halter.server.dashboard.live import Grown
-from halter.server.dashboard.parts import Kept, box, button, cell, link, part, table, words
+from halter.server.dashboard.parts import Kept, box, button, cell, lead, link, part, table, words
 from halter.server.dashboard.room import Refresh, Room
 
 COLUMNS = ("trigger", "type", "when", "next", "last", "runs", "waits", "task", "end")
@@ -26,7 +26,7 @@ async def triggers(room: Room) -> Refresh:
         )
         nothing = words("", "h-none")
 
-    async def refresh(grown: Grown) -> None:
+    async def refresh(_: Grown) -> None:
         plans = await desk_triggers.plans(room.desk)
         lines.show({plan.trigger: plan for plan in plans})
         none.say("" if plans else "No agent has a schedule, a watch or a webhook.")
@@ -54,8 +54,8 @@ def _row(room: Room, plan: Plan) -> Callable[[Plan], None]:
 
     def show(plan: Plan) -> None:
         following.say(moment(plan.next_at, room.now) if plan.next_at else "")
-        session.say(moment(plan.last_at, room.now) if plan.last_at else "never")
-        session.props["href"] = f"/session/{plan.session}" if plan.session else "/sessions"
+        last_at = moment(plan.last_at, room.now) if plan.last_at else "never"
+        lead(session, last_at, f"/session/{plan.session}" if plan.session else "/sessions")
         runs.say(str(plan.runs))
         waiting = f"{plan.waiting} waiting" if plan.waiting else ""
         waits.say(" ".join(each for each in (waiting, plan.delayed) if each))
