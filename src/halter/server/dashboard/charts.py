@@ -99,10 +99,17 @@ def _of_mood(spans: Sequence[Span], mood: str) -> list[Options]:
     shape = SHAPES[SHADES.index(mood) % len(SHAPES)]
     drawn: list[Options] = []
     if bars:
-        drawn.append({**_line("", bars, mood), "lineStyle": {"color": mood, "width": 9}, "connectNulls": False})
+        drawn.append(
+            {**_line("", bars, mood), "lineStyle": {"color": mood, "width": 8}, "connectNulls": False, **_marks(shape)}
+        )
     if dots:
         drawn.append({"type": "scatter", "data": dots, "symbol": shape, "symbolSize": 10, "itemStyle": {"color": mood}})
     return drawn
+
+
+def _marks(shape: str) -> Options:
+    """Mark both ends: what took no time is seen as well, and a pointer finds it."""
+    return {"showSymbol": True, "symbol": shape, "symbolSize": 9}
 
 
 def history(values: Mapping[str, Sequence[Point]]) -> Options:

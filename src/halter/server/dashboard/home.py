@@ -57,7 +57,7 @@ def yesterday(now: int) -> int:
 async def _show_night(room: Room, inside: Element, seen: list[Report]) -> None:
     since = yesterday(room.now)
     made = await looking.report(room.desk, since)
-    same = seen and _without_time(seen[-1]) == _without_time(made)
+    same = bool(seen) and _without_time(seen[-1]) == _without_time(made)
     seen[:] = [made]
     if same:
         return

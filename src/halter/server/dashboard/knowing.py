@@ -25,7 +25,7 @@ class Knowing:
         self._facts = Kept[tuple[str, Fact]](table("Hot state", ("fact", "value", "age", "by")), self._fact)
         self._history = Plot("How the numbers of the hot state went", "")
         self._healths = Plot("Health of the sensors over time", "")
-        self._sensors = Kept[SensorChanged](box("ul", "h-events", "Sensors"), _sensor)
+        self._sensors = Kept[SensorChanged](box("ul", "h-list", "Sensors"), _sensor)
 
     async def show(self) -> None:
         """Show what it knows now."""
@@ -40,7 +40,8 @@ class Knowing:
         found = await looking.sensors(self._room.desk, self._session)
         self._sensors.show({(name, event.health): event for name, event in found.items()})
         healths = healths_of(events, self._room.now)
-        self._healths.show(timeline(healths, sorted({span.lane for span in healths})), empty=not healths)
+        lanes = sorted({span.lane for span in healths})
+        self._healths.show(timeline(healths, lanes), empty=not healths, lanes=len(lanes))
 
     def _fact(self, named: tuple[str, Fact]) -> Callable[[tuple[str, Fact]], None]:
         with box("tr"):
@@ -62,7 +63,7 @@ def _written(fact: Fact) -> str:
 
 
 def _sensor(event: SensorChanged) -> Callable[[SensorChanged], None]:
-    with box("li"):
+    with box("li", "h-row"):
         words(event.sensor, "h-what")
         words(f"{event.health} {event.sentence}".strip(), "h-good" if event.health == "ok" else "h-bad")
     return lambda _: None

@@ -18,8 +18,8 @@ class Plot:
         self._slot = ui.element("div")
         self._seen: Options | None = None
 
-    def show(self, options: Options, *, empty: bool) -> None:
-        """Draw it."""
+    def show(self, options: Options, *, empty: bool, lanes: int = 0) -> None:
+        """Draw it: as high as others, or as its lanes need."""
         self._nothing.set_visibility(empty)
         self._slot.set_visibility(not empty)
         if empty or options == self._seen:
@@ -28,6 +28,7 @@ class Plot:
         if self._chart is None:
             with self._slot:
                 self._chart = ui.echart(options, renderer="svg").classes("h-chart")
+            self._chart.style(f"height: {4 + 1.8 * lanes:.1f}rem" if lanes else "")
             self._chart.props["role"] = "img"
             self._chart.props["aria-label"] = self._label
             return
