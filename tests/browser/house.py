@@ -1,12 +1,13 @@
 """A house with a fleet in it: a real store, agents that run by a script, and the dashboard behind a real port."""
 
 import asyncio
+import json
 import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from http.cookies import SimpleCookie
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import uvicorn
 from fastapi import FastAPI
@@ -81,17 +82,22 @@ limits: {max_cost_usd: 0.01, on_cap: ask, max_output_tokens: 300}
 autonomy: {enabled: true, idle_timeout: 0, token_budget_per_hour: 0}
 """
 
-SLEEPS = "{tool: yield, arguments: {mode: sleep, sleep: 1h, reason: all quiet}}"
-USED = "usage: {input_tokens: 100, output_tokens: 20}"
+SLEEPS = {"mode": "sleep", "sleep": "1h", "reason": "all quiet"}
+USED = {"input_tokens": 100, "output_tokens": 20}
+
+Line = dict[str, Any]
 
 
-def line(when: str, calls: str, text: str = "") -> str:
+def line(when: str, says: str, tool: str = "", **arguments: Any) -> Line:
     """A line of a script that is said once, when the last message holds these words."""
-    return f"- when: {when}\n  text: {text!r}\n  {USED}\n  calls: [{calls}]\n"
+    calls = [{"tool": tool, "arguments": arguments}] if tool else []
+    return {"when": when, "text": says, "usage": USED, "calls": calls}
 
 
-def script(*lines: str) -> str:
-    return "".join(lines) + f"- repeat: true\n  {USED}\n  calls: [{SLEEPS}]\n"
+def script(*lines: Line) -> str:
+    """A script, as JSON: that is YAML too, whatever stands in it."""
+    last = {"repeat": True, "usage": USED, "calls": [{"tool": "yield", "arguments": SLEEPS}]}
+    return json.dumps([*lines, last])
 
 
 class House:
@@ -113,7 +119,7 @@ class House:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> "House":
+    def __enter__(self) -> Self:
         self._thread.start()
         assert self._ready.wait(30)
         if self._failed:

@@ -8,7 +8,7 @@ from nicegui import ui
 
 from halter.core.errors import HalterError
 from halter.server.dashboard.legible import legible
-from halter.server.dashboard.parts import box, button, words
+from halter.server.dashboard.parts import box, button, submit, words
 from halter.server.dashboard.room import Room
 
 Given = Mapping[str, str]
@@ -33,7 +33,7 @@ REASON = Field("reason", "Reason")
 
 def ask(room: Room, title: str, says: str, fields: Sequence[Field], yes: str, do: Do, kind: str = "yes") -> None:
     """Open a dialog. It closes when what it is for was done, or when the person leaves it."""
-    with room.client.content, ui.dialog() as dialog, box("form", "h-dialog", title) as form:
+    with room.client.content, ui.dialog() as dialog, box("div"), box("form", "h-dialog", title) as form:
         words(title, "", "h2")
         words(says).style("white-space: pre-wrap")
         inputs = {field.name: _input(field, first=field is fields[0]) for field in fields}
@@ -51,8 +51,8 @@ def ask(room: Room, title: str, says: str, fields: Sequence[Field], yes: str, do
 
         with box("div", "h-end"):
             button("Cancel", dialog.close)
-            button(yes, go, kind)
-    form.on("submit.prevent", go if all(field.kind != "text" for field in fields) else lambda: None)
+            submit(yes, kind)
+    form.on("submit.prevent", go)
     dialog.on("hide", dialog.delete)
     dialog.open()
 

@@ -16,7 +16,7 @@ from halter.core.errors import HalterError
 from halter.core.money import shown
 from halter.core.text import clean
 from halter.server.dashboard.live import Grown
-from halter.server.dashboard.parts import box, button, cell, link, part, table, words
+from halter.server.dashboard.parts import box, button, cell, link, part, submit, table, words
 from halter.server.dashboard.room import Refresh, Room
 from halter.state.audit import AuditEntry, entry
 
@@ -48,7 +48,7 @@ async def audit(room: Room) -> Refresh:
     """Put the page together."""
     with part("Search", card=True), box("form", "h-form", "Search the audit", role="search") as form:
         inputs: dict[str, Any] = {name: _input(label, USUAL if name == "since" else "") for name, label in FIELDS}
-        search = button("Search", lambda: None, "yes")
+        submit("Search", "yes")
         export = link("Export as JSON lines", "/download/audit")
         export.props["download"] = ""
     with part("Calls", card=True):
@@ -68,7 +68,6 @@ async def audit(room: Room) -> Refresh:
         shown_as.say(f"{looking_for.count} shown, the newest first." if looking_for.count else "Nothing was found.")
         older.set_visibility(more)
 
-    search.on_click(go)
     form.on("submit.prevent", go)
     older.on_click(lambda: go(on=True))
     await go()

@@ -99,9 +99,7 @@ def _of_mood(spans: Sequence[Span], mood: str) -> list[Options]:
     shape = SHAPES[SHADES.index(mood) % len(SHAPES)]
     drawn: list[Options] = []
     if bars:
-        drawn.append(
-            {**_line("", bars, mood), "lineStyle": {"color": mood, "width": 8}, "connectNulls": False, **_marks(shape)}
-        )
+        drawn.append(_line("", bars, mood) | {"lineStyle": {"color": mood, "width": 8}, **_marks(shape)})
     if dots:
         drawn.append({"type": "scatter", "data": dots, "symbol": shape, "symbolSize": 10, "itemStyle": {"color": mood}})
     return drawn
@@ -109,7 +107,7 @@ def _of_mood(spans: Sequence[Span], mood: str) -> list[Options]:
 
 def _marks(shape: str) -> Options:
     """Mark both ends: what took no time is seen as well, and a pointer finds it."""
-    return {"showSymbol": True, "symbol": shape, "symbolSize": 9}
+    return {"connectNulls": False, "showSymbol": True, "symbol": shape, "symbolSize": 9}
 
 
 def history(values: Mapping[str, Sequence[Point]]) -> Options:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from nicegui import ui
-from nicegui.events import ValueChangeEventArguments
 
 from halter.app.desk import looking, steering
 from halter.app.desk.looking import AgentLine
@@ -11,7 +10,6 @@ from halter.app.words.moments import moment
 from halter.core.durations import shown_duration
 from halter.core.money import shown
 from halter.server.dashboard.asking import REASON, Given, ask
-from halter.server.dashboard.legible import legible
 from halter.server.dashboard.live import Grown
 from halter.server.dashboard.parts import Kept, Words, box, button, cell, fill, lead, link, meter, part, table, words
 from halter.server.dashboard.room import Refresh, Room
@@ -35,10 +33,11 @@ async def fleet(room: Room) -> Refresh:
 
 
 def _row(room: Room, line: AgentLine) -> Callable[[AgentLine], None]:
+    seen = [line]
     with box("tr"):
         cell(line.agent, "h-what")
         with box("td"):
-            switch = _switch(room, line)
+            switch = _switch(room, line, lambda: bool(seen[0].on))
         with box("td"):
             session = link("", "")
         state = cell()
@@ -52,8 +51,7 @@ def _row(room: Room, line: AgentLine) -> Callable[[AgentLine], None]:
                 button("Halt…", lambda: _halt(room, line.agent), "plain", f"Halt {line.agent}")
 
     def show(line: AgentLine) -> None:
-        if switch.value != bool(line.on):
-            switch.value = bool(line.on)
+        _show_switch(switch, on=bool(line.on))
         lead(session, line.session or "none", f"/session/{line.session}" if line.session else "/sessions")
         state.say(_state(line))
         burn.say(f"{shown(line.burn_usd)}/h")
@@ -62,38 +60,32 @@ def _row(room: Room, line: AgentLine) -> Callable[[AgentLine], None]:
         wake.say(_wake(room, line))
         sensors.say(_sensors(line))
 
-    show(line)
-    return _unless_same(line, show)
-
-
-def _unless_same(first: AgentLine, show: Callable[[AgentLine], None]) -> Callable[[AgentLine], None]:
-    """Show a line when it has changed, or when a moment that it tells of has come nearer."""
-    seen = [first]
-
     def later(line: AgentLine) -> None:
-        if line != seen[0] or line.due_at is not None:
+        wake.say(_wake(room, line))
+        if line != seen[0]:
             seen[0] = line
             show(line)
 
+    show(line)
     return later
 
 
-def _switch(room: Room, line: AgentLine) -> ui.switch:
-    """A switch that says what was written down: it goes back where that was refused."""
-    switch = ui.switch(value=bool(line.on))
-    switch.props["aria-label"] = legible(f"{line.agent} runs by itself")
+def _switch(room: Room, line: AgentLine, is_on: Callable[[], bool]) -> ui.button:
+    """A switch that shows only what is written down. What a person wants is the other of what they saw."""
+
+    async def turn() -> None:
+        await room.does(_turned(room, line.agent, on=not is_on()))
+
+    switch = button("", turn, "switch", f"{line.agent} runs by itself")
+    switch.props["role"] = "switch"
     switch.set_enabled(room.may("operator"))
-
-    async def turn(event: ValueChangeEventArguments[bool | None]) -> None:
-        known = next((each for each in await looking.fleet(room.desk) if each.agent == line.agent), line)
-        wanted = bool(event.value)
-        if bool(known.on) == wanted:
-            return
-        if not await room.does(_turned(room, line.agent, on=wanted)):
-            switch.value = bool(known.on)
-
-    switch.on_value_change(turn)
     return switch
+
+
+def _show_switch(switch: ui.button, *, on: bool) -> None:
+    switch.set_text("On" if on else "Off")
+    switch.props["aria-checked"] = "true" if on else "false"
+    switch.update()
 
 
 async def _turned(room: Room, agent: str, *, on: bool) -> str:

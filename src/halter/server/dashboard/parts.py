@@ -87,6 +87,12 @@ def button(text: str, on_click: Click, kind: str = "plain", label: str = "") -> 
     return made
 
 
+def submit(text: str, kind: str) -> ui.button:
+    """Make the button that sends a form, as the Enter key does."""
+    made = ui.button(legible(text), color=None).props("no-caps unelevated type=submit")
+    return made.classes(f"h-{kind}")
+
+
 def chip(text: str, mood: str = "dim") -> Words:
     """Show a word that stands out: by its frame and its colour, and always by the word itself."""
     return words(text, f"h-chip h-{mood}", "span")
@@ -138,19 +144,20 @@ def cell(text: str = "", style: str = "") -> Words:
 
 
 def listing(one: Listing) -> None:
-    """Show a whole table."""
+    """Show a whole table. A column in which nothing stands is left out: people look for what is there."""
     if not one.rows:
         if one.empty:
             words(one.empty, "h-none")
         return
     numbers = one.right.split()
+    used = [place for place in range(len(one.columns)) if any(row[place] for row in one.rows)]
     if one.title:
-        words(one.title, "h-what", "h3").style("font-size: 0.95rem; margin: 0.6rem 0 0.2rem; line-height: 1.3")
-    with table(one.title or "table", one.columns, numbers):
+        words(one.title, "h-sub", "h3")
+    with table(one.title or "table", [one.columns[place] for place in used], numbers):
         for row in one.rows:
             with box("tr"):
-                for name, text in zip(one.columns, row, strict=True):
-                    cell(text, "h-num" if name in numbers else "")
+                for place in used:
+                    cell(row[place], "h-num" if one.columns[place] in numbers else "")
 
 
 def sheet(parts: Sheet) -> None:
