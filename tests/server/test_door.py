@@ -64,7 +64,7 @@ async def test_every_answer_keeps_browsers_from_doing_more_with_it(house: House)
             headers = (await client.get(path)).headers
             assert headers["x-content-type-options"] == "nosniff"
             assert headers["x-frame-options"] == "DENY"
-            assert headers["referrer-policy"] == "no-referrer"
+            assert headers["referrer-policy"] == "same-origin"
             assert "frame-ancestors 'none'" in headers["content-security-policy"]
             assert "http:" not in headers["content-security-policy"]
             assert not [name for name in headers if name.startswith("access-control")]
