@@ -31,7 +31,7 @@ DRAINED: Final = 8
 """A body that is so many times too long is not even read to its end."""
 
 STRICT: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 PAGES: Final = (
@@ -43,7 +43,7 @@ PAGES: Final = (
 _ALWAYS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    # Not none at all: a browser would then hide from us, too, which page a form was sent from.
+    # With less than this, browsers would not say of our own forms where they come from.
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),

@@ -16,7 +16,8 @@ import msgspec
 from halter.app.bus import Bus, Gap, Item, News, Part, Pulse
 from halter.app.follow import heads
 from halter.app.objects import item_object
-from halter.core.clock import Clock
+from halter.core.clock import SECOND, Clock
+from halter.core.errors import StoreError
 from halter.core.ids import Ids, StreamId, session_of
 from halter.core.ports import Query, Store
 from halter.core.rows import SessionRow
@@ -27,6 +28,7 @@ MOST_BYTES: Final = 32 * 1024 * 1024
 TRAIL: Final = 20_000
 """Of so many older ones it is still known where they stand in the journal."""
 PAGE: Final = 100
+PAUSE: Final = SECOND
 AGENTS_KEPT: Final = 10_000
 OLD: Final = -1
 """The number of what was read again, and has no place in the row."""
@@ -56,6 +58,8 @@ class Feed:
         self.bus = bus
         self.store = PatientStore(store, clock)
         self.ready = asyncio.Event()
+        self._clock = clock
+        self._seen: dict[StreamId, int] = {}
         self._most = most
         self._row: deque[Told] = deque()
         self._bytes = 0
@@ -70,12 +74,17 @@ class Feed:
         return self._next
 
     async def run(self) -> None:
-        """Read on until cancelled."""
-        seen = dict(await heads(self.store))
-        self.ready.set()
-        async with aclosing(self.bus.listen(seen)) as items:
-            async for item in items:
-                await self._take(item)
+        """Read on until cancelled. While the store cannot be used nothing is heard; afterwards nothing was missed."""
+        while True:
+            try:
+                if not self.ready.is_set():
+                    self._seen = dict(await heads(self.store))
+                    self.ready.set()
+                async with aclosing(self.bus.listen(self._seen)) as items:
+                    async for item in items:
+                        await self._take(item)
+            except StoreError:
+                await self._clock.sleep(PAUSE)
 
     async def _take(self, item: Item) -> None:
         """Add a piece of news; what came too fast even for this reader is read again."""
@@ -114,6 +123,8 @@ class Feed:
         told = msgspec.structs.replace(told, number=self._next)
         self._next += 1
         self._row.append(told)
+        if told.seq:
+            self._seen[StreamId(told.stream)] = told.seq
         self._bytes += len(told.text)
         while len(self._row) > self._most or self._bytes > MOST_BYTES:
             gone = self._row.popleft()
