@@ -1,14 +1,15 @@
 """A real browser before a real house. What a page complains of, or asks of another host, is a failure."""
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.house import House, Line, line, script
+from tests.browser.house import House, Line, call, line, script
 from tests.browser.payloads import PAYLOADS
 
 SWITCHES = (
@@ -46,21 +47,31 @@ def chromium() -> Iterator[Any]:
 
 
 def pay(to: str) -> Line:
-    return line(f"pay {to}", "I pay as the invoice says.", "pay", to=to, amount=5)
+    return line(f"pay {to}", "I pay as the invoice says.", call("pay", to=to, amount=5))
+
+
+def find(payloads: Sequence[str]) -> Line:
+    found = (call("emit_finding", title=payload, text=payload, severity="high") for payload in payloads)
+    return line("find it all", "\n".join(payloads), *found)
 
 
 @pytest.fixture(scope="session")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """Agents that pay where they are asked to, and one that says all that should never be run."""
     hostile = "\n".join(PAYLOADS)
     desk = script(
         line("good evening", "A good evening to you."),
         *map(pay, ("bob", "dora", "erin", "fred")),
-        line("read the page", hostile, "read_page", name="page.txt"),
-        *(line("find it all", payload, "emit_finding", title=payload, severity="high") for payload in PAYLOADS),
-        line("tell somebody", "I do.", "notify", text=hostile, subject=PAYLOADS[0]),
-        line("remember it", "I do.", "propose_memory", text=hostile),
+        line("read the page", hostile, call("read_page", name="page.txt")),
+        *(find(PAYLOADS[place : place + 10]) for place in range(0, len(PAYLOADS), 10)),
+        line("tell somebody", "I do.", call("notify", text=hostile, subject=PAYLOADS[0])),
+        line("remember it", "I do.", call("propose_memory", text=hostile)),
     )
-    with House(tmp_path_factory.mktemp("house"), {"desk": desk, "page.txt": hostile}) as house:
+    fails = {"repeat": True, "fails": {"kind": "Hostile", "message": PAYLOADS[2]}}
+    scripts = {"desk": desk, "page.txt": hostile, "clerk": json.dumps([fails])}
+    papers = [f"{payload}.txt" for payload in PAYLOADS if "/" not in payload][:8]
+    with House(tmp_path_factory.mktemp("house"), scripts, papers) as house:
+        house.until(lambda: house.rests("desk-1"))
         yield house
 
 

@@ -4,7 +4,8 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -82,16 +83,28 @@ limits: {max_cost_usd: 0.01, on_cap: ask, max_output_tokens: 300}
 autonomy: {enabled: true, idle_timeout: 0, token_budget_per_hour: 0}
 """
 
+CLERK = """
+name: clerk
+model: scripted
+script: script.yaml
+anonymize: {enabled: false}
+watches:
+  - {name: papers, path: inbox, prompt: A paper has come in., debounce: 1s, max_attempts: 1}
+"""
+
 SLEEPS = {"mode": "sleep", "sleep": "1h", "reason": "all quiet"}
 USED = {"input_tokens": 100, "output_tokens": 20}
 
 Line = dict[str, Any]
 
 
-def line(when: str, says: str, tool: str = "", **arguments: Any) -> Line:
+def line(when: str, says: str, *calls: Line) -> Line:
     """A line of a script that is said once, when the last message holds these words."""
-    calls = [{"tool": tool, "arguments": arguments}] if tool else []
     return {"when": when, "text": says, "usage": USED, "calls": calls}
+
+
+def call(tool: str, **arguments: Any) -> Line:
+    return {"tool": tool, "arguments": arguments}
 
 
 def script(*lines: Line) -> str:
@@ -103,8 +116,9 @@ def script(*lines: Line) -> str:
 class House:
     """All of it, in a thread with a loop of its own."""
 
-    def __init__(self, home: Path, scripts: dict[str, str]) -> None:
+    def __init__(self, home: Path, scripts: dict[str, str], papers: Sequence[str] = ()) -> None:
         self.home = home
+        self._papers = papers
         self._scripts = scripts
         self._up = asyncio.Event()
         self._ready = threading.Event()
@@ -144,8 +158,20 @@ class House:
         self.does(steering.tell(self.desk, session, text))
 
     def row(self, session: str) -> SessionRow:
-        (row,) = self.does(self.app.store.ask(Query("session", SessionRow, {"session": session})))
-        return row
+        rows = self.does(self.app.store.ask(Query("session", SessionRow, {"session": session})))
+        return next(iter(rows), SessionRow(session))
+
+    def rests(self, session: str) -> bool:
+        """Tell whether a session sleeps, and has heard all that it was told."""
+        row = self.row(session)
+        return row.state == "SLEEPING" and row.inbox_wake <= row.inbox_seen
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds, which must be soon."""
+        deadline = time.monotonic() + 20
+        while not holds():
+            assert time.monotonic() < deadline
+            self.does(asyncio.sleep(0.05))
 
     def paid(self) -> list[str]:
         file = self.home / "desk" / "paid.txt"
@@ -170,7 +196,7 @@ class House:
         }
         (self.home / "halter.yaml").write_text(FLEET)
         settings = read_settings(environ, self.home, str(self.home / "halter.db"))
-        folders = [self._agent(name, text) for name, text in (("desk", DESK), ("miser", MISER))]
+        folders = [self._agent(name, text) for name, text in (("desk", DESK), ("miser", MISER), ("clerk", CLERK))]
         for folder in folders:
             trust_of(settings).trust(folder, folder_digest(folder), "ada", 1)
         async with open_app(settings, environ=environ) as app:
@@ -194,6 +220,10 @@ class House:
         folder.mkdir()
         (folder / "agent.yaml").write_text(text)
         (folder / "script.yaml").write_text(self._scripts.get(name, script()))
+        if name == "clerk":
+            (folder / "inbox").mkdir()
+            for paper in self._papers:
+                (folder / "inbox" / paper).write_text(paper)
         if name == "desk":
             (folder / "tools.py").write_text(TOOLS)
             (folder / "page.txt").write_text(self._scripts.get("page.txt", "nothing"))

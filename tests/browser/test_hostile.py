@@ -1,0 +1,100 @@
+"""Whatever a model, a tool, a file or a person writes is text on a page; and nobody speaks for another's page."""
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from halter.app.desk import left, steering, triggers
+from tests.browser.conftest import Comes
+from tests.browser.house import House
+from tests.browser.payloads import PAYLOADS
+from tests.browser.test_dashboard import OF_ALL, dialog, press
+
+IMAGE = PAYLOADS[2]
+
+
+@pytest.fixture(scope="module")
+def hostile(house: House) -> House:
+    """Let everybody have said everything."""
+    for words in ("read the page", *["find it all"] * 5, "tell somebody", "remember it"):
+        house.tell(words)
+        house.until(lambda: house.rests("desk-1"))
+    assert len(house.does(left.findings(house.desk))) == len(PAYLOADS) >= 40
+    house.until(lambda: bool(_left(house)))
+    return house
+
+
+def _left(house: House) -> tuple[Any, ...]:
+    return tuple(item for plan in house.does(triggers.plans(house.desk)) for item in plan.quarantined)
+
+
+READ = {
+    "/findings": ("Findings", "Proposals"),
+    "/session/desk-1": ("What was said",),
+    "/triggers": ("Documents left to you",),
+}
+"""Where hostile words stand, and are read as they were written."""
+
+
+def test_nothing_that_is_shown_is_ever_run_and_it_is_read_as_it_was_written(hostile: House, comes: Comes) -> None:
+    visitor = comes("admin")
+    failed = next(item.session for item in _left(hostile))
+    for path in (*OF_ALL, "/session/desk-1", "/receipt/desk-1", f"/session/{failed}"):
+        page = visitor.goes(path)
+        for part in READ.get(path, ()):
+            expect(page.get_by_role("region", name=part)).to_contain_text(IMAGE)
+        assert page.evaluate(ODD) == [], path
+        assert visitor.tripped() == 0, path
+
+
+def test_a_hostile_reason_stands_in_the_banner_and_in_the_report_as_text(hostile: House, comes: Comes) -> None:
+    visitor = comes("admin")
+    page = visitor.goes("/")
+    press(page, "HALT ALL")
+    dialog(page).get_by_label("Reason").fill(IMAGE)
+    press(dialog(page), "Halt everything")
+    expect(page.get_by_text(f"by ada: {IMAGE}")).to_be_visible()
+    hostile.does(steering.resume(hostile.desk, "fleet", 0, PAYLOADS[0]))
+    expect(page.get_by_role("region", name="Last night")).to_contain_text(PAYLOADS[0])
+    assert visitor.tripped() == 0
+
+
+def test_nobody_joins_the_page_of_another_person(comes: Comes) -> None:
+    admin, viewer = comes("admin").goes("/"), comes("viewer").goes("/")
+    name = admin.evaluate("window.clientId")
+    assert viewer.evaluate(JOIN, name) == "refused"
+    assert viewer.evaluate(JOIN, viewer.evaluate("window.clientId")) == "joined"
+
+
+def test_nobody_presses_a_button_on_the_page_of_another_person(comes: Comes) -> None:
+    admin, viewer = comes("admin").goes("/"), comes("viewer").goes("/")
+    press_of = admin.evaluate(PRESS_OF, "HALT ALL")
+    viewer.evaluate("said => window.socket.emit('event', said)", press_of)
+    viewer.evaluate(HEARD)
+    expect(dialog(admin)).to_have_count(0)
+    admin.evaluate("said => window.socket.emit('event', said)", press_of)
+    expect(dialog(admin)).to_contain_text(re.compile("This stops"))
+
+
+ODD = """() => [...document.querySelectorAll('#app *')].map(e => e.tagName)
+    .filter(name => /^(SCRIPT|IFRAME|OBJECT|EMBED|MARQUEE|IMG|VIDEO|AUDIO|BASE|META|LINK|STYLE)$/i.test(name))"""
+
+JOIN = """name => new Promise(done => {
+    const query = {...window.socket.io.opts.query, client_id: name, implicit_handshake: true};
+    const path = '/_nicegui_ws/socket.io';
+    const other = io(location.origin, {path, query, transports: ['websocket'], forceNew: true, reconnection: false});
+    other.on('connect', () => { done('joined'); other.close(); });
+    other.on('connect_error', () => { done('refused'); other.close(); });
+})"""
+
+HEARD = """() => new Promise(done => window.socket.emit('handshake', {client_id: 'nobody'}, done))"""
+"""The server answers in order: once this was answered, it has heard all that was said before."""
+
+PRESS_OF = """text => {
+    const button = [...document.querySelectorAll('button')].find(b => b.innerText === text);
+    const id = Number(button.id.slice(1));
+    const click = mounted_app.elements[id].events.find(e => e.type === 'click');
+    return {id, client_id: window.clientId, listener_id: click.listener_id, args: []};
+}"""

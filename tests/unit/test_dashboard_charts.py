@@ -1,0 +1,161 @@
+"""Charts and words of the dashboard: pure, whatever they are given."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halter.app.desk.looking import Saw
+from halter.core.clock import SECOND
+from halter.core.events import (
+    AnyEvent,
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    GuardrailTriggered,
+    RequestSettled,
+    RequestStarted,
+    SensorChanged,
+    TurnEnded,
+    TurnStarted,
+)
+from halter.core.ids import StreamId
+from halter.core.ports import Stored
+from halter.server.dashboard.charts import (
+    BAD,
+    MOST,
+    Options,
+    Span,
+    history,
+    spend_over_time,
+    thin,
+    timeline,
+)
+from halter.server.dashboard.legible import file_name, legible, one_line
+from halter.server.dashboard.spans import LANES, healths_of, numbers_of, spans_of
+
+ANY = st.text(st.characters(codec=None, categories=None), max_size=40)
+
+
+def stored(*events: AnyEvent) -> Sequence[Stored]:
+    """Events a second apart."""
+    return [
+        Stored(StreamId("session:s"), seq, event.KIND, 1, seq * SECOND, 1, "", None, b"", None, None, b"", b"", event)
+        for seq, event in enumerate(events, 1)
+    ]
+
+
+def keys_of(value: Any) -> Iterator[str]:
+    match value:
+        case Mapping():
+            for key, inner in cast("Mapping[str, Any]", value).items():
+                yield key
+                yield from keys_of(inner)
+        case list() | tuple():
+            for inner in cast("Sequence[Any]", value):
+                yield from keys_of(inner)
+        case _:
+            pass
+
+
+def harmless(options: Options) -> None:
+    """No key comes from outside, tooltips are no HTML, and any browser is sent what it can read."""
+    assert not any(key.startswith(":") or not key.isidentifier() for key in keys_of(options))
+    assert options["tooltip"]["renderMode"] == "richText"
+    json.dumps(options).encode()
+
+
+def test_spending_adds_up_against_its_cap() -> None:
+    made = spend_over_time([(1 * SECOND, 0.5), (2 * SECOND, 0.25)], 2.0, 9 * SECOND)
+    (line,) = made["series"]
+    assert line["data"] == [[1000, 0.5], [2000, 0.75], [9000, 0.75]]
+    assert line["markLine"]["data"][0]["yAxis"] == 2.0
+    assert made["yAxis"]["max"] > 2.0
+
+
+def test_without_a_cap_no_line_is_drawn_for_it_and_without_spending_nothing_breaks() -> None:
+    (line,) = spend_over_time([], None, SECOND)["series"]
+    assert line["data"] == []
+    assert "markLine" not in line
+
+
+def test_many_points_are_thinned_and_the_last_one_stays() -> None:
+    points = thin(list(range(12_345)))
+    assert len(points) <= MOST + 1
+    assert points[-1] == 12_344
+
+
+def test_a_timeline_tells_turns_requests_calls_and_brakes_apart() -> None:
+    events = stored(
+        TurnStarted(turn=1),
+        RequestStarted(request="r", model="m", purpose="turn", legs=()),
+        RequestSettled(request="r", outcome="ok"),
+        CallStarted(call="c", tool="pay", purpose="turn", legs=(), level="SAFE", effect="write"),
+        CallSettled(call="c", outcome="failed", duration_ms=1),
+        CallRefused(call="d", tool="pay", outcome="tool_not_granted", sentence="no", level="SAFE"),
+        GuardrailTriggered(guardrail="idle", sentence="so"),
+    )
+    spans = spans_of(events, 20 * SECOND)
+    told = {(span.lane, span.name, span.start // SECOND, span.end and span.end // SECOND) for span in spans}
+    assert told == {
+        ("turns", "turn 1, under way", 1, 20),
+        ("requests", "m, ok", 2, 3),
+        ("calls", "pay, failed", 4, 5),
+        ("brakes", "pay: tool_not_granted", 6, None),
+        ("brakes", "guardrail idle", 7, None),
+    }
+    assert {span.lane for span in spans if span.mood == BAD} == {"calls", "brakes"}
+    harmless(timeline(spans, LANES))
+
+
+def test_a_turn_that_ended_well_and_one_that_was_stopped_look_different() -> None:
+    well, stopped = (
+        spans_of(stored(TurnStarted(turn=1), TurnEnded(turn=1, why="ended", sentence=sentence)), 0)[0].mood
+        for sentence in ("", "It was stopped.")
+    )
+    assert well != stopped == BAD
+
+
+def test_the_health_of_a_sensor_lasts_until_it_changes() -> None:
+    events = stored(SensorChanged(sensor="a", health="ok"), SensorChanged(sensor="a", health="failing"))
+    assert [(span.start, span.end, span.mood == BAD) for span in healths_of(events, 9 * SECOND)] == [
+        (SECOND, 2 * SECOND, False),
+        (2 * SECOND, 9 * SECOND, True),
+    ]
+
+
+def test_only_facts_that_are_numbers_are_drawn() -> None:
+    seen = [Saw(1, {"a": 1, "b": "x", "c": True, "d": 1e300}), Saw(2, {"a": 2.5, "b": 7, "e": None})]
+    assert numbers_of(seen) == {"a": [(1, 1.0), (2, 2.5)], "b": [(2, 7.0)]}
+
+
+@given(ANY, ANY)
+def test_no_words_become_a_key_of_a_chart_or_its_html(name: str, lane: str) -> None:
+    harmless(history({name: [(0, 1.0)]}))
+    harmless(timeline([Span(lane, name, 0, 1), Span(lane, name, 5)], [lane]))
+
+
+@given(ANY)
+def test_any_text_can_be_sent_to_a_browser_and_hides_nothing(text: str) -> None:
+    shown = legible(text)
+    shown.encode()
+    assert not set(shown) & set("\u202e\u202d\u2066\u2067\u2068\u200b\u200f\x00\x1b\x07")
+    assert "\n" not in one_line(text)
+
+
+def test_what_turns_letters_around_is_made_visible() -> None:
+    assert legible("invoice\u202efdp.exe") == "invoice⟨U+202E⟩fdp.exe"
+
+
+def test_long_words_are_cut_and_it_is_said_how_much_is_missing() -> None:
+    assert legible("x" * 30_000).endswith("… (10,000 characters more)")
+
+
+@given(ANY)
+def test_the_name_of_a_download_is_a_plain_one(text: str) -> None:
+    name = file_name(text)
+    assert name
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+    assert not name.startswith(".")
