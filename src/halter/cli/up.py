@@ -67,6 +67,7 @@ def _address(listen: str) -> tuple[str, int]:
 
 
 async def _up(app: App, folders: list[Path], host: str, port: int, *, as_json: bool) -> None:
+    from halter.app.tracing import traced
     from halter.app.up import Up
     from halter.brain.together import together
     from halter.journal.patient import PatientStore
@@ -86,7 +87,9 @@ async def _up(app: App, folders: list[Path], host: str, port: int, *, as_json: b
             ours = number.isdecimal() and (name in runs.agents or name.partition(".")[0] in runs.agents)
             return ours or agent in runs.agents
 
-        await together([lambda: runs.run(folders), lambda: _watch(bus.listen(seen, wanted), shows, printer)])
+        acts = [lambda: runs.run(folders), lambda: _watch(bus.listen(seen, wanted), shows, printer)]
+        with traced(app, store, lambda told: shows.told("traces", told), runs.agents.__contains__, seen) as tracing:
+            await together([*acts, *tracing])
 
 
 class Shows(Protocol):
