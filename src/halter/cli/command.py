@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -11,23 +11,29 @@ import typer
 from msgspec.structs import replace
 
 from halter.app import App, open_app
+from halter.app.desk import Desk, Who
+from halter.app.desk import desk as desks
 from halter.cli.answer import warn
 from halter.cli.codes import ENDINGS, INTERRUPTED, NOT_FINE, UNUSABLE, WRONG_USE
 from halter.core.clock import DAY
 from halter.core.durations import parse_duration
-from halter.core.errors import HalterError, StoreUnusable
+from halter.core.errors import HalterError, NotDone, NotDoneWhy, StoreUnusable
 from halter.core.ids import may_decide
-from halter.core.text import clean
 from halter.settings import Settings, read_settings
 
 T = TypeVar("T")
+
+CODES: Final[Mapping[NotDoneWhy, int]] = {
+    "wrong": WRONG_USE,
+    "missing": WRONG_USE,
+    "refused": NOT_FINE,
+    "forbidden": NOT_FINE,
+}
 
 STANDS: Final = "Interrupted; what was committed stands."
 
 LONGEST: Final = 36_500 * DAY
 """No duration that anybody means is longer: a hundred years."""
-
-SCOPES: Final = ("agent:", "trigger:", "session:")
 
 CONNECT_SECONDS: Final = 5
 """How long a person waits for a server that does not answer. A worker has more patience."""
@@ -127,6 +133,8 @@ def saying_errors(job: Callable[[], T], code: int = UNUSABLE, interrupted: str =
     """Turn an error of the world into its sentence and an exit code; nobody is shown a traceback."""
     try:
         return job()
+    except NotDone as no:
+        fail(str(no), CODES[no.why])
     except HalterError as error:
         fail(str(error), code)
     except KeyboardInterrupt:
@@ -139,6 +147,11 @@ def fail(sentence: str, code: int) -> NoReturn:
     """Say a sentence to the person and leave with a code for scripts."""
     warn(sentence, "red")
     raise typer.Exit(code)
+
+
+def desk_of(app: App) -> Desk:
+    """Let whoever typed sit down: who has the store itself has every right there."""
+    return Desk(app, Who(app.settings.person))
 
 
 def only_a_person(app: App, what: str) -> None:
@@ -159,14 +172,5 @@ def duration(text: str) -> int:
 
 
 def readable(text: str, what: str) -> str:
-    """Refuse a name that nothing in a store can have, because no store could keep it."""
-    if clean(text) != text:
-        fail(f"{text!r} cannot be {what}: it holds characters that are no text.", WRONG_USE)
-    return text
-
-
-def readable_scope(scope: str) -> str:
-    """Refuse what is no scope."""
-    if scope != "fleet" and not any(scope.startswith(kind) and scope != kind for kind in SCOPES):
-        fail(f"{scope!r} is no scope: write fleet, agent:NAME, trigger:NAME or session:ID.", WRONG_USE)
-    return readable(scope, "a scope")
+    """Refuse a name that nothing in a store can have."""
+    return saying_errors(lambda: desks.readable(text, what))
