@@ -10,7 +10,13 @@ INTRODUCTION = """# Measurements
 Made by `make bench`, which measures all rows of a group in one run, in turn, round after round; the figures are
 medians. They are ratios to look at, not promises: the machine was small and shared.
 """
-TITLES = {"autonomy": "Autonomy", "guard": "Guard", "journal": "Journal", "loop": "The loop, beside others"}
+TITLES = {
+    "autonomy": "Autonomy",
+    "guard": "Guard",
+    "journal": "Journal",
+    "loop": "The loop, beside others",
+    "start": "Starting",
+}
 LOOP = """Measured on {measured} in {rounds} rounds, each figure in a fresh process, in a new order each round. Every
 framework runs the same agent in a virtual environment of its own: a fake model behind the framework's own interface,
 which answers at once and asks for one call of `add(a: int, b: int)` in each step; an asynchronous tool whose arguments
@@ -72,8 +78,27 @@ def section(result: dict[str, Any]) -> str:
         f"Python {machine['python']} on {machine['machine']}, {machine['cores']} cores, {machine['system']}.",
         "",
     ]
-    body = {"autonomy": _autonomy, "journal": _journal, "guard": _guard, "loop": _loop}[result["bench"]]
+    body = {"autonomy": _autonomy, "journal": _journal, "guard": _guard, "loop": _loop, "start": _start}[
+        result["bench"]
+    ]
     return "\n".join([*lines, *body(result), ""])
+
+
+START = """Each figure is that of a fresh process, from its start to its end. The aim is one of CPU time: a busy machine
+takes longer.
+"""
+STARTS = {"import halter": 200, "halter --help": 500}
+"""What we aim at, in milliseconds."""
+
+
+def _start(result: dict[str, Any]) -> list[str]:
+    """Tell how long it takes to begin, and hold it against the bare interpreter and what we aim at."""
+    bare = next(row["cpu_us"] for row in result["rows"] if row["name"] == "python")
+    lines = [START, "| what | CPU ms | against python alone | aim, CPU ms |", "|---|---:|---:|---:|"]
+    for row in result["rows"]:
+        aim = STARTS.get(row["name"], "")
+        lines.append(f"| `{row['name']}` | {row['cpu_us'] / 1000:,.0f} | {row['cpu_us'] / bare:.1f}× | {aim} |")
+    return lines
 
 
 def _autonomy(result: dict[str, Any]) -> list[str]:

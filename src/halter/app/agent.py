@@ -99,7 +99,7 @@ async def assembled(app: App, folder: Path) -> AsyncGenerator[Assembled]:
     fleet = Fleet() if app.settings.fleet is None else read_fleet(app.settings.fleet)
     agent = read_agent(folder)
     policy, read = resolve(fleet, agent), read_mind(fleet, agent, folder)
-    demand_trusted(app, folder)
+    demand_trusted(app.settings, folder)
     secrets = from_environment(app.environ)
     async with AsyncExitStack() as stack:
         offer = await stack.enter_async_context(_served(app, folder, policy, secrets))
@@ -141,12 +141,12 @@ def trust_of(settings: Settings) -> Trust:
     return Trust(settings.trust)
 
 
-def demand_trusted(app: App, folder: Path) -> None:
+def demand_trusted(settings: Settings, folder: Path) -> None:
     """Refuse code that nobody has looked at, or that changed since."""
     if not (folder / OWN_TOOLS).exists() and not (folder / MCP_FILE).exists():
         return
     digest = folder_digest(folder)
-    if not trust_of(app.settings).is_trusted(folder, digest):
+    if not trust_of(settings).is_trusted(folder, digest):
         raise ConfigError(
             f"{folder} holds code that would run as you, and nobody has trusted it as it is now. "
             f"Look through it, then run: halter trust {folder}"

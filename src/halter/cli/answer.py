@@ -1,6 +1,7 @@
 """How commands answer: sentences and tables for people, JSON for programs."""
 
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,7 +10,7 @@ from typing import Final
 
 import msgspec
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 from rich.text import Text
 
@@ -36,9 +37,20 @@ class Column:
     most: int
 
 
+def console(*, stderr: bool = False, highlight: bool = False) -> Console:
+    """Make what writes to a terminal, or to whatever stands in its place.
+
+    Of a terminal that can do little it is thought that it has 80 columns, whatever it says itself: so it is asked here.
+    """
+    made = Console(stderr=stderr, highlight=highlight)
+    if made.is_dumb_terminal:
+        made.size = ConsoleDimensions(*shutil.get_terminal_size((80, 25)))
+    return made
+
+
 def say(sentence: str, *, at_once: bool = False) -> None:
     """Answer with a sentence; `at_once` where more may be long in coming."""
-    _print(Console(highlight=False), sentence)
+    _print(console(), sentence)
     if at_once:
         sys.stdout.flush()
 
@@ -46,20 +58,20 @@ def say(sentence: str, *, at_once: bool = False) -> None:
 def warn(sentence: str, style: str = "yellow") -> None:
     """Say a sentence beside the answer. Where nobody can hear it, the exit code must do."""
     with suppress(OSError):
-        _print(Console(stderr=True, highlight=False), sentence, style)
+        _print(console(stderr=True), sentence, style)
 
 
 def painted(sentence: str, style: str = "") -> str:
     """Make a sentence ready to be written to the standard output, by somebody else."""
-    console = Console(highlight=False)
-    with console.capture() as captured:
-        _print(console, sentence, style)
+    screen = console()
+    with screen.capture() as captured:
+        _print(screen, sentence, style)
     return captured.get()
 
 
-def _print(console: Console, sentence: str, style: str = "") -> None:
+def _print(screen: Console, sentence: str, style: str = "") -> None:
     """Break lines between words on a screen; a file or a program gets the sentence as one line."""
-    console.print(harmless(sentence), style=style, soft_wrap=not console.is_terminal)
+    screen.print(harmless(sentence), style=style, soft_wrap=not screen.is_terminal)
 
 
 def harmless(text: str) -> Text:
@@ -100,13 +112,13 @@ def answer_table(
     if not rows and empty:
         say(empty)
         return
-    console = Console()
+    screen = console(highlight=True)
     laid_out = [
         _column(name, [row[place] for row in rows], right.split(), long.split()) for place, name in enumerate(columns)
     ]
-    room = console.width - 1 - FRAME * len(columns)
-    if console.width >= NARROWEST and room >= sum(column.least for column in laid_out):
-        console.print(_table(title, laid_out, rows, room))
+    room = screen.width - 1 - FRAME * len(columns)
+    if screen.width >= NARROWEST and room >= sum(column.least for column in laid_out):
+        screen.print(_table(title, laid_out, rows, room))
         return
     for row in rows:
         answer_block(title, list(zip(columns, row, strict=True)))
@@ -121,11 +133,11 @@ def answer_block(title: str, facts: Sequence[tuple[str, str]]) -> None:
     for name, value in facts:
         if value:
             block.add_row(name, harmless(value))
-    console = Console()
+    screen = console(highlight=True)
     if title:
-        console.print(harmless(title), style="italic")
-    console.print(block)
-    console.print()
+        screen.print(harmless(title), style="italic")
+    screen.print(block)
+    screen.print()
 
 
 def _column(name: str, cells: Sequence[str], right: Sequence[str], long: Sequence[str]) -> Column:

@@ -1,17 +1,4 @@
-"""What every command shares: opening the store, reading what was typed, and saying what went wrong.
-
-A command leaves with one of these codes:
-
-| code | meaning |
-|---|---|
-| 0 | all is well |
-| 1 | it was understood, and the answer is not the good one: something was found, refused, or came too late |
-| 2 | the command line is wrong: a word that cannot be read, or a name that nothing here has |
-| 3 | a store, a setting, or the place where the answer goes cannot be used |
-| 70 | a mistake of Halter's own |
-| 130 | interrupted |
-| 141 | whoever read the answer has gone, as `head` does |
-"""
+"""What every command shares: opening the store, reading what was typed, and saying what went wrong."""
 
 import asyncio
 import os
@@ -27,6 +14,7 @@ from halter.app import App, open_app
 from halter.app.desk import Desk, Who
 from halter.app.desk import desk as desks
 from halter.cli.answer import warn
+from halter.cli.codes import ENDINGS, INTERRUPTED, NOT_FINE, UNUSABLE, WRONG_USE
 from halter.core.clock import DAY
 from halter.core.durations import parse_duration
 from halter.core.errors import HalterError, NotDone, NotDoneWhy, StoreUnusable
@@ -35,22 +23,12 @@ from halter.settings import Settings, read_settings
 
 T = TypeVar("T")
 
-NOT_FINE: Final = 1
-WRONG_USE: Final = 2
-UNUSABLE: Final = 3
-OURS: Final = 70
-INTERRUPTED: Final = 130
-UNREAD: Final = 141
-
 CODES: Final[Mapping[NotDoneWhy, int]] = {
     "wrong": WRONG_USE,
     "missing": WRONG_USE,
     "refused": NOT_FINE,
     "forbidden": NOT_FINE,
 }
-
-ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What tells a program to end."""
 
 STANDS: Final = "Interrupted; what was committed stands."
 

@@ -1,47 +1,34 @@
 """`halter doctor`: whether everything is there that a night without anybody watching needs."""
 
-import platform
-import sqlite3
-from collections.abc import Sequence
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final
 
-import msgspec
 import typer
+from msgspec.structs import replace
 
-from halter.app import App
-from halter.cli.answer import answer_json, answer_table
-from halter.cli.command import NOT_FINE, JsonOption, StoreOption, settings_for, with_app
-from halter.core.clock import HOUR, SECOND
-from halter.core.durations import shown_duration
-from halter.core.errors import ConfigError
-from halter.core.ports import Query
-from halter.core.rows import AgentRow, HoldRow, SessionRow
-from halter.core.text import counted
+from halter.app import open_app
+from halter.app.health.check import Check, Verdict, problem
+from halter.cli.answer import answer_json, answer_table, warn
+from halter.cli.command import (
+    NOT_FINE,
+    UNUSABLE,
+    JsonOption,
+    StoreOption,
+    hurried,
+    refuse_missing,
+    saying_errors,
+    settings_for,
+)
+from halter.core.clock import SystemClock
+from halter.core.errors import HalterError
 from halter.journal.open import masked
+from halter.settings import Settings
 
-CLOCKS_APART = 2 * SECOND
-OLD_HOLD = HOUR
-
-Verdict = Literal["ok", "warning", "problem"]
-
-
-class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
-
-    name: str
-    verdict: Verdict
-    finding: str
-
-
-class Counts(msgspec.Struct, frozen=True):
-    """How much a store holds."""
-
-    events: int
-    streams: int
-    sessions: int
-    holds: int
-    blobs: int
+MARKS: Final[dict[Verdict, str]] = {"ok": "ok", "warning": "look", "problem": "PROBLEM"}
+STORE: Final = "store"
 
 
 def doctor(
@@ -52,136 +39,57 @@ def doctor(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the store, its checkpoints, the clock, prices, old holds and agents, and say what to do about each.
+    """Check the store, the clock, the disk, prices, the sandbox, the port and agents, and say what to do about each.
 
-    Leaves with 1 if something is a problem.
+    Of an agent's folder its files, models, keys, secrets and sensors are looked at, but nothing of it is run: no model
+    is asked, and no value of a secret is shown. Leaves with 1 if something is a problem, with 3 if the store is one.
     """
-
-    async def job(app: App) -> list[Check]:
-        return [
-            _program(),
-            await _store(app),
-            await _clock(app),
-            _checkpoints(app),
-            await _holds(app),
-            await _switches(app),
-            *[_agent(app, folder) for folder in agents or []],
-            _prices(),
-            _postgresql(),
-        ]
-
-    checks = with_app(store, job, warned=False)
+    settings = saying_errors(lambda: settings_for(store))
+    checks = saying_errors(lambda: asyncio.run(_all(settings, agents or [])))
     if as_json:
         answer_json(checks)
     else:
-        marks: dict[Verdict, str] = {"ok": "ok", "warning": "look", "problem": "PROBLEM"}
-        title = f"Halter on {masked(settings_for(store).store)}"
-        answer_table(
-            title, ["what", "is", "finding"], [[c.name, marks[c.verdict], c.finding] for c in checks], long="finding"
-        )
+        rows = [[check.name, MARKS[check.verdict], check.finding] for check in checks]
+        answer_table(f"Halter on {masked(settings.store)}", ["what", "is", "finding"], rows, long="what finding")
+    unusable = next((check for check in checks if check.name == STORE and check.verdict == "problem"), None)
+    if unusable is not None:
+        warn(unusable.finding, "red")
+        raise typer.Exit(UNUSABLE)
     if any(check.verdict == "problem" for check in checks):
         raise typer.Exit(NOT_FINE)
 
 
-def _program() -> Check:
-    return Check("program", "ok", f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}.")
+async def _all(settings: Settings, agents: Sequence[Path]) -> list[Check]:
+    return [check async for check in _looked_at(settings, agents)]
 
 
-async def _store(app: App) -> Check:
-    (counts,) = await app.store.ask(Query("counts", Counts))
-    meta = {row.name: row.value for row in await app.store.ask(Query("meta", Meta))}
-    finding = (
-        f"Schema {meta['schema']}, {counted(counts.events, 'event')} in {counted(counts.streams, 'stream')}, "
-        f"{counted(counts.sessions, 'session')}. Id {meta['store']}."
-    )
-    return Check("store", "ok", finding)
+async def _looked_at(settings: Settings, agents: Sequence[Path]) -> AsyncGenerator[Check]:
+    """Look at one thing after the other; whatever is wrong with one, the others are looked at."""
+    from halter.app.health import machine
+    from halter.app.health.agents import agent_checks
+
+    yield machine.program()
+    for check in await _store(settings):
+        yield check
+    yield machine.fleet_file(settings)
+    for folder in agents:
+        async for check in agent_checks(folder, settings, os.environ):
+            yield check
+    yield machine.prices(SystemClock().now())
+    yield await machine.sandbox()
+    yield await machine.port()
+    if (tokens := machine.tokens(settings)) is not None:
+        yield tokens
+    yield machine.postgresql()
 
 
-class Meta(msgspec.Struct, frozen=True):
-    """What a store says of itself."""
-
-    name: str
-    value: str
-
-
-async def _clock(app: App) -> Check:
-    apart = abs(await app.store.now() - app.clock.now())
-    if apart > CLOCKS_APART:
-        finding = (
-            f"This machine's clock and the store's are {shown_duration(apart)} apart: timers follow the store's. "
-            "Set this clock right (NTP) before running a worker here."
-        )
-        return Check("clock", "problem", finding)
-    return Check("clock", "ok", "This machine and the store agree on the time.")
-
-
-def _checkpoints(app: App) -> Check:
-    app.checkpointer.rehearse()
-    if app.checkpointer.problem:
-        return Check("checkpoints", "problem", app.checkpointer.problem)
-    return Check("checkpoints", "ok", f"Signed heads go to {app.settings.checkpoints}.")
-
-
-async def _holds(app: App) -> Check:
-    holds = await app.store.ask(Query("holds", HoldRow))
-    old = _older(holds, app.clock.now() - OLD_HOLD)
-    if old:
-        oldest = shown_duration(app.clock.now() - old[0].at)
-        finding = (
-            f"{counted(len(old), 'hold')} older than an hour (the oldest {oldest}, session {old[0].session}): such a "
-            "session waits for a worker, or for somebody to say what became of it. No timer ever frees a hold."
-        )
-        return Check("holds", "warning", finding)
-    return Check("holds", "ok", f"{len(holds)} open, none of them old.")
-
-
-async def _switches(app: App) -> Check:
-    """Tell which agents may run by themselves, and which of them wait for a person."""
-    rows = await app.store.ask(Query("all_agents", AgentRow))
-    told = [f"{row.agent} is {'on' if row.switched_on else 'off'}, by {row.by}" for row in rows]
-    sessions = await app.store.ask(Query("all_sessions", SessionRow))
-    left = [row for row in sessions if row.kind == "autonomous" and row.state == "PAUSED"]
-    if left:
-        words = (f"{row.session} waits for you: halter show {row.session}, then halter on {row.agent}." for row in left)
-        return Check("autonomy", "problem", " ".join(words))
-    return Check("autonomy", "ok", f"{'; '.join(told)}." if told else "No agent has run by itself here.")
-
-
-def _agent(app: App, folder: Path) -> Check:
-    """Read an agent's files as a start would, without running anything of it."""
-    from halter.config.agent import read_agent
-    from halter.config.fleet import Fleet, read_fleet
-    from halter.config.mind import read_mind
-    from halter.config.pacing import unwritten
-    from halter.config.resolve import resolve
+async def _store(settings: Settings) -> list[Check]:
+    """Look at the store, if it can be opened; it is never made by that."""
+    from halter.app.health.store import store_checks
 
     try:
-        fleet = Fleet() if app.settings.fleet is None else read_fleet(app.settings.fleet)
-        agent = read_agent(folder)
-        resolve(fleet, agent)
-        pacing = read_mind(fleet, agent, folder).pacing
-    except ConfigError as error:
-        return Check(str(folder), "problem", str(error))
-    forgotten = unwritten(pacing)
-    if forgotten:
-        return Check(agent.spec.name, "warning", " ".join(forgotten))
-    runs = "runs by itself" if pacing.autonomy.enabled else "does not run by itself"
-    return Check(agent.spec.name, "ok", f"It {runs}, with {counted(len(pacing.sensors), 'sensor')}.")
-
-
-def _older(holds: Sequence[HoldRow], than: int) -> list[HoldRow]:
-    return [hold for hold in holds if hold.at < than]
-
-
-def _prices() -> Check:
-    from importlib.metadata import version
-
-    return Check("prices", "ok", f"Bundled table of genai-prices {version('genai-prices')}; your configuration wins.")
-
-
-def _postgresql() -> Check:
-    from importlib.util import find_spec
-
-    if find_spec("psycopg") is None:
-        return Check("postgresql", "ok", "No driver here; install halter[postgres] for more than one machine.")
-    return Check("postgresql", "ok", "The driver is here.")
+        refuse_missing(settings.store)
+        async with open_app(replace(settings, store=hurried(settings.store)), environ=os.environ) as app:
+            return [check async for check in store_checks(app)]
+    except HalterError as error:
+        return [problem(STORE, str(error))]

@@ -14,7 +14,7 @@ from typing_extensions import Buffer
 
 from halter.cli import build
 from halter.cli.answer import warn
-from halter.cli.command import ENDINGS, INTERRUPTED, OURS, UNREAD, UNUSABLE
+from halter.cli.codes import ENDINGS, INTERRUPTED, OURS, UNREAD, UNUSABLE
 
 STREAMS: Final = (0, 1, 2)
 

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from halter.cli.answer import answer_json, answer_table
+from halter.cli.answer import console as screen
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, fail, saying_errors
 from halter.core.text import counted
 from halter.drills import DRILLS, find
@@ -77,7 +78,7 @@ def drill(
         fail("--store is empty: name a store, or leave it out for a throwaway SQLite file.", WRONG_USE)
     if name not in (*DRILLS, ALL):
         fail(f"There is no drill {name}: name one of {', '.join(DRILLS)}, or {ALL}.", WRONG_USE)
-    console = Console(stderr=as_json, highlight=False)
+    console = screen(stderr=as_json)
     console.soft_wrap = not console.is_terminal
     setting = Setting(store, seeds, teeth)
     done = saying_errors(lambda: list(_run(name, setting, console)), interrupted=REMOVED)

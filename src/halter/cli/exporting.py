@@ -8,10 +8,11 @@ import typer
 from halter import __version__
 from halter.app import App
 from halter.app.proof import as_written
-from halter.cli.answer import answer_json, say, warn
+from halter.cli.answer import answer_json, say
 from halter.cli.command import JsonOption, StoreOption, with_app
 from halter.cli.export import OUTPUT, Sink, sink
 from halter.cli.named import SessionArgument, session_meant
+from halter.cli.patience import Tell, patience, share
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.text import counted
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 TOGETHER: Final = 500
 """So many lines are written at once."""
-TOLD_FROM: Final = 5000
-"""An export of more events than this says how far it has come."""
 
 
 def export(
@@ -42,12 +41,13 @@ def export(
     was said and not erased.
     """
 
-    async def job(app: App) -> tuple[Sequence[str], int]:
+    async def job(app: App, tell: Tell) -> tuple[Sequence[str], int]:
         whole = (await session_meant(app, session)).session
         sessions = [whole, *(await _below(app, whole) if children else [])]
-        return sessions, await app.store.study(lambda view: _write(view, sessions, output, app.clock.now()))
+        return sessions, await app.store.study(lambda view: _write(view, sessions, output, app.clock.now(), tell))
 
-    sessions, events = with_app(store, job)
+    with patience("Exporting", quiet=as_json) as tell:
+        sessions, events = with_app(store, lambda app: job(app, tell))
     if output == OUTPUT:
         return
     if as_json:
@@ -63,14 +63,14 @@ async def _below(app: App, session: str) -> list[str]:
     return [name for row in rows for name in (row.session, *await _below(app, row.session))]
 
 
-def _write(view: "View", sessions: Sequence[str], output: str, now: int) -> int:
+def _write(view: "View", sessions: Sequence[str], output: str, now: int, tell: Tell) -> int:
     """Write it all as one view shows it; tell how many events that were."""
     from halter.journal.exported import export as lines_of
 
     events = 0
     with sink(output, append=False, private=True) as file:
         pending: list[Line] = []
-        for line, left in _told(lines_of(view, sessions, as_written, version=__version__, now=now)):
+        for line, left in _told(lines_of(view, sessions, as_written, version=__version__, now=now), tell):
             events = max(events, left)
             pending.append(line)
             if len(pending) >= TOGETHER:
@@ -84,13 +84,13 @@ def _put(file: Sink, pending: "list[Line]") -> None:
     pending.clear()
 
 
-def _told(lines: "Iterator[tuple[Line, int]]") -> "Iterator[tuple[Line, int]]":
-    """Say from time to time, beside the answer, how far it has come."""
+def _told(lines: "Iterator[tuple[Line, int]]", tell: Tell) -> "Iterator[tuple[Line, int]]":
+    """Say from time to time how far it has come."""
     total, tenth = 0, 0
     for line, left in lines:
         total = max(total, left)
         done = 10 * (total - left) // max(1, total)
-        if total > TOLD_FROM and done > tenth:
+        if done > tenth:
             tenth = done
-            warn(f"{total - left:,} of {total:,} events", "dim")
+            tell(share(total - left, total))
         yield line, left

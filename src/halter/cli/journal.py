@@ -17,6 +17,7 @@ from halter.cli.command import (
     readable,
     with_app,
 )
+from halter.cli.patience import Tell, patience, share
 from halter.core.errors import ConfigError
 from halter.core.text import counted
 from halter.journal.keys import public_key_path, public_keys
@@ -40,15 +41,24 @@ def verify(
     Leaves with 1 if anything was found.
     """
 
-    async def job(app: App) -> tuple[Report, bool]:
+    async def job(app: App, tell: Tell) -> tuple[Report, bool]:
         trusted = _trusted(app)
-        report = await verify_store(app.store, app.settings.checkpoints, trusted)
+
+        async def verified() -> Report:
+            def progress(done: int, total: int) -> None:
+                tell(share(done, total, "streams"))
+
+            return await verify_store(app.store, app.settings.checkpoints, trusted, progress)
+
+        report = await verified()
         if repair and all(found.kind == "row" for found in report.findings):
+            tell("making all tables anew")
             await rebuild(app.store)
-            return await verify_store(app.store, app.settings.checkpoints, trusted), True
+            return await verified(), True
         return report, False
 
-    report, rebuilt = with_app(store, job)
+    with patience("Verifying", quiet=as_json) as tell:
+        report, rebuilt = with_app(store, lambda app: job(app, tell))
     if as_json:
         answer_json(report)
     else:
@@ -114,7 +124,8 @@ def erase(
             return await erase_older_than(app.store, age, app.settings.person, reason or "retention")
         return await erase_sessions(app.store, session or [], app.settings.person, reason)
 
-    erasure = with_app(store, job)
+    with patience("Erasing", quiet=as_json):
+        erasure = with_app(store, job)
     if as_json:
         answer_json(erasure)
     else:

@@ -78,8 +78,13 @@ async def _meant(app: App, beginning: str) -> SessionId:
     return SessionId(row.session)
 
 
-def trust(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An agent's folder.")]) -> None:
-    """Let the code of an agent's folder run, as it is now. After a change, it has to be trusted again."""
+def trust(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An agent's folder.")], *, as_json: JsonOption = False
+) -> None:
+    """Let the code of an agent's folder run, as it is now. After a change, it has to be trusted again.
+
+    Code is its tools.py, and the servers that its .mcp.json names: look through both before. It runs as you.
+    """
     settings = settings_for(None)
 
     def job() -> str:
@@ -93,7 +98,11 @@ def trust(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An agen
         trust_of(settings).trust(folder, digest, settings.person, SystemClock().now())
         return digest
 
-    say(f"{folder} is trusted as it is now ({saying_errors(job)[:16]}…).")
+    digest = saying_errors(job)
+    if as_json:
+        answer_json({"folder": str(folder), "digest": digest, "by": settings.person})
+        return
+    say(f"{folder} is trusted as it is now ({digest[:16]}…).")
 
 
 def _folder_of(playbook: Path) -> Path:

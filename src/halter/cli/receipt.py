@@ -14,6 +14,7 @@ from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, des
 from halter.cli.export import write_private
 from halter.cli.named import session_meant
 from halter.cli.page import page
+from halter.cli.patience import patience
 from halter.cli.sheet import show
 from halter.core.errors import ConfigError
 from halter.core.text import counted
@@ -57,7 +58,8 @@ def receipt(
     async def job(app: App) -> Receipt:
         return await looking.receipt(desk_of(app), (await session_meant(app, session)).session)
 
-    made = with_app(store, job)
+    with patience("Working the receipt out", quiet=as_json):
+        made = with_app(store, job)
     if html:
         saying_errors(lambda: write_private(html, page(f"Receipt of {made.session}", sheet_of(made))))
     if as_json:
@@ -69,7 +71,8 @@ def receipt(
 
 
 def _verify(receipt_file: str, journal_file: str, *, as_json: bool) -> None:
-    proof = saying_errors(lambda: _proof(receipt_file, journal_file))
+    with patience("Checking", quiet=as_json):
+        proof = saying_errors(lambda: _proof(receipt_file, journal_file))
     if as_json:
         answer_json(proof)
     else:

@@ -93,11 +93,13 @@ def bus_of(app: App) -> Bus:
 
 async def run_and_show(app: App, folders: list[Path], bus: Bus, shows: "Shows", serve: "Serve") -> None:
     """Run agents until cancelled, and show what they do."""
+    from halter.app.tracing import traced
     from halter.app.up import Up
     from halter.brain.together import together
     from halter.journal.patient import PatientStore
 
-    seen = dict(await heads(PatientStore(app.store, app.clock)))
+    store = PatientStore(app.store, app.clock)
+    seen = dict(await heads(store))
     runs = Up(app, shows.told, bus.pulse, serve=serve)
 
     def wanted(stream: StreamId) -> bool:
@@ -106,7 +108,9 @@ async def run_and_show(app: App, folders: list[Path], bus: Bus, shows: "Shows", 
         ours = number.isdecimal() and (name in runs.agents or name.partition(".")[0] in runs.agents)
         return ours or agent in runs.agents
 
-    await together([lambda: runs.run(folders), lambda: _watch(bus.listen(seen, wanted), shows)])
+    acts = [lambda: runs.run(folders), lambda: _watch(bus.listen(seen, wanted), shows)]
+    with traced(app, store, lambda told: shows.told("traces", told), runs.agents.__contains__, seen) as tracing:
+        await together([*acts, *tracing])
 
 
 class Shows(Protocol):

@@ -87,8 +87,12 @@ def _path(rest: str) -> Path:
 
 def is_there(url: str) -> bool:
     """Tell whether a store that is a file exists; what is behind a server is asked by opening it."""
+    path = file_of(url)
+    return path is None or path.exists()
+
+
+def file_of(url: str) -> Path | None:
+    """Find the file that a URL names, if it names one."""
     found = _SCHEME.fullmatch(url)
     scheme, rest = (found[1].lower(), found[2]) if found else ("", url)
-    if scheme not in {"", "sqlite"}:
-        return True
-    return _path(rest).exists()
+    return _path(rest) if scheme in {"", "sqlite"} else None

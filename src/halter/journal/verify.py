@@ -1,7 +1,7 @@
 """Looking for any sign that a store was tampered with: its chains, bodies, blobs, rows and checkpoints."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -43,8 +43,19 @@ CLOCKS_APART: Final = 5 * SECOND
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
+Progress = Callable[[int, int], None]
+"""Somebody who is told how many streams of all were examined."""
+
+
+def _unheard(_: int, __: int) -> None:
+    """Tell nobody."""
+
+
 async def verify(
-    store: JournalStore, checkpoints_folder: Path | None = None, public_keys: Collection[str] = ()
+    store: JournalStore,
+    checkpoints_folder: Path | None = None,
+    public_keys: Collection[str] = (),
+    progress: Progress = _unheard,
 ) -> Report:
     """Examine the store as it is at this moment, against its checkpoints if their folder is given.
 
@@ -52,9 +63,9 @@ async def verify(
     are read first: all that they vouch for was committed by then, and is seen when the store is looked at.
     """
     if checkpoints_folder is None:
-        return await store.study(examine)
+        return await store.study(lambda view: _examined(view, None, progress))
     chronicle = await store.study(lambda view: chronicle_of(view, checkpoints_folder, public_keys))
-    return await store.study(lambda view: _examined(view, chronicle))
+    return await store.study(lambda view: _examined(view, chronicle, progress))
 
 
 def examine(view: View, checkpoints_folder: Path | None = None, public_keys: Collection[str] = ()) -> Report:
@@ -64,10 +75,11 @@ def examine(view: View, checkpoints_folder: Path | None = None, public_keys: Col
     return _examined(view, chronicle_of(view, checkpoints_folder, public_keys))
 
 
-def _examined(view: View, chronicle: Chronicle | None) -> Report:
+def _examined(view: View, chronicle: Chronicle | None, progress: Progress = _unheard) -> Report:
     examination = _Examination(view, chronicle)
     streams = in_order(all_streams(view))
-    for stream in streams:
+    for number, stream in enumerate(streams):
+        progress(number, len(streams))
         examination.walk(stream)
     return examination.report(streams)
 

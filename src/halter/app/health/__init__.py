@@ -1,0 +1,1 @@
+"""Whether everything is there that a night without anybody watching needs: small checks, each with what to do."""

@@ -1,0 +1,147 @@
+"""Whether an agent's files, keys, prices and sensors are there. Nothing of it is run, and no model is asked."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from msgspec import UNSET
+
+from halter.app.health.check import Check, fine, look, problem, worst
+from halter.config.pacing import unwritten
+from halter.core.errors import ConfigError
+from halter.core.mind import REFLEX, SCRIPTED
+from halter.core.pacing import Sensor
+from halter.core.usage import ModelName, Unpriced
+from halter.guard.secrets import PREFIX, from_environment
+from halter.settings import Settings
+
+if TYPE_CHECKING:
+    from halter.app.unrun import Written
+
+ANSWERS: Final = 3.0
+"""For so many seconds somebody waits for an address to answer."""
+PORTS: Final[Mapping[str, int]] = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+
+async def agent_checks(folder: Path, settings: Settings, environ: Mapping[str, str]) -> AsyncGenerator[Check]:
+    """Look at an agent as a start would; one that cannot be read is one finding."""
+    from halter.app.unrun import read_folder
+
+    place = _place(folder)
+    try:
+        agent = read_folder(place, settings.fleet)
+    except ConfigError as error:
+        yield problem(str(folder), str(error))
+        return
+    name = agent.policy.name
+    yield _files(agent)
+    for check in (_trusted(settings, place, name), _models(agent, environ), _secrets(agent, environ)):
+        if check is not None:
+            yield check
+    if agent.read.pacing.sensors:
+        tried = [await _sensor(sensor, place) for sensor in agent.read.pacing.sensors]
+        yield worst(f"{name} sensors", tried)
+
+
+def _place(folder: Path) -> Path:
+    return folder.parent if folder.is_file() else folder
+
+
+def _files(agent: "Written") -> Check:
+    pacing, name = agent.read.pacing, agent.policy.name
+    forgotten = unwritten(pacing)
+    if forgotten:
+        return look(name, " ".join(forgotten))
+    runs = "runs by itself" if pacing.autonomy.enabled else "does not run by itself"
+    sensors = "1 sensor" if len(pacing.sensors) == 1 else f"{len(pacing.sensors)} sensors"
+    return fine(name, f"It {runs}, with {sensors}.")
+
+
+def _trusted(settings: Settings, folder: Path, name: str) -> Check | None:
+    from halter.app.agent import demand_trusted
+
+    try:
+        demand_trusted(settings, folder)
+    except ConfigError as error:
+        return problem(f"{name} code", str(error))
+    return None
+
+
+def _models(agent: "Written", environ: Mapping[str, str]) -> Check | None:
+    """Tell whether each model that the agent names can be had: its library, its key, its price."""
+    found = [_model(name, agent, environ) for name in dict.fromkeys(_named(agent))]
+    return worst(f"{agent.policy.name} models", found) if found else None
+
+
+def _named(agent: "Written") -> Iterator[str]:
+    mind = agent.read.mind
+    yield from (name for name in (mind.model, *mind.fallback_models, *mind.model_for.values()) if name)
+    yield from agent.read.pacing.models()
+
+
+def _model(name: str, agent: "Written", environ: Mapping[str, str]) -> Check:
+    from halter.models.prices import Prices
+    from halter.models.providers import model_from
+
+    if ModelName.parse(name).provider in {SCRIPTED, REFLEX}:
+        return fine(name, f"{name} needs no key, and is free.")
+    secrets, used = from_environment(environ), list[str]()
+
+    def key(variable: str) -> str | None:
+        value = secrets.value(variable) if variable in secrets.names() else environ.get(variable)
+        used.extend([variable] if value else [])
+        return value
+
+    try:
+        model = model_from(name, agent.read.mind.providers, key)
+    except ConfigError as error:
+        return problem(name, str(error))
+    price = Prices(agent.policy.prices).find(model.name, model.base_url)
+    if isinstance(price, Unpriced):
+        return problem(name, price.sentence)
+    key_told = f"its key is set ({', '.join(used)})" if used else "needs no key"
+    return fine(name, f"{name} has a price, and {key_told}.")
+
+
+def _secrets(agent: "Written", environ: Mapping[str, str]) -> Check | None:
+    """Tell which secrets the agent may use that nobody has set; their values are nobody's business."""
+    wanted, there = agent.policy.secrets, from_environment(environ).names()
+    missing = [name for name in wanted if name not in there]
+    if not wanted:
+        return None
+    name = f"{agent.policy.name} secrets"
+    if missing:
+        variables = ", ".join(PREFIX + each for each in missing)
+        return problem(name, f"Nobody has set {variables}, which the agent names: set it, or take it off `secrets`.")
+    return fine(name, f"All are set: {', '.join(wanted)}.")
+
+
+async def _sensor(sensor: Sensor, folder: Path) -> Check:
+    """Try a sensor as far as that does nothing: a file is looked at, and an address is called, but asked nothing."""
+    source = sensor.source
+    if source.tool is not UNSET:
+        return fine(sensor.name, f"{sensor.name} calls {source.tool}, which was not tried.")
+    if source.url is not UNSET:
+        return await _address(sensor.name, source.url)
+    path = folder / (source.path if isinstance(source.path, str) else ".")
+    if not path.exists():
+        return look(sensor.name, f"{sensor.name} watches {path}, which is not there: it waits until somebody makes it.")
+    if not os.access(path, os.R_OK):
+        return problem(sensor.name, f"{sensor.name} watches {path}, which you may not read: give yourself the right.")
+    return fine(sensor.name, f"{sensor.name} can read {path}.")
+
+
+async def _address(name: str, url: str) -> Check:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443)
+    try:
+        async with asyncio.timeout(ANSWERS):
+            _, writer = await asyncio.open_connection(host, port)
+        writer.close()
+    except (OSError, TimeoutError) as error:
+        why = "it does not answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        return look(name, f"{name} cannot reach {host}:{port} ({why}): look whether it runs, and at the network.")
+    return fine(name, f"{name} reaches {host}:{port}; nothing was asked there.")

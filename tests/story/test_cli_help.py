@@ -1,0 +1,242 @@
+"""The whole tree of commands: its help, its examples, its JSON, its codes, and what it costs to show it."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.core import TyperGroup
+from typer.testing import CliRunner
+
+from halter.cli import build
+from halter.cli.codes import MEANINGS
+from halter.cli.examples import EXAMPLES
+from halter.cli.tree import COMMANDS, whole
+from tests.story.clerks import environment, furnish
+
+SPEC = {
+    "Run": ["init", "run", "chat", "play"],
+    "Run by themselves": ["up", "serve", "on", "off"],
+    "Look": ["sessions", "show", "tail", "receipt", "report", "export"],
+    "Steer": ["inbox", "approve", "deny", "halt", "resume", "cancel", "budget"],
+    "Plan": ["schedules", "route"],
+    "Trust": ["audit", "verify", "erase", "drill", "doctor", "schema"],
+}
+FOLLOWING = {"halter up clerk", "halter up clerk --json", "halter tail", "halter tail clerk-1 --after 2"}
+"""These go on until somebody interrupts them."""
+
+ELSEWHERE = set(EXAMPLES["serve"])
+"""A port belongs to whoever takes it first: these are tried in test_cli_serve.py, on ports of its own."""
+
+BEFORE = {
+    "halter resume fleet": "halter halt fleet",
+    "halter resume fleet --over 5m": "halter halt fleet",
+    "halter tokens remove phone": "halter tokens add phone --role approver",
+}
+"""Only what was halted can be resumed, and only what was made can be ended."""
+
+HEAVY = (
+    "fastapi",
+    "nicegui",
+    "uvicorn",
+    "starlette",
+    "pydantic",
+    "pydantic_ai",
+    "psycopg",
+    "httpx",
+    "httpx2",
+    "opentelemetry",
+    "genai_prices",
+    "cryptography",
+    "mcp",
+    "asyncio",
+    "halter.app",
+    "halter.guard",
+    "halter.journal",
+)
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("clerk") / "home"
+    home.mkdir()
+    furnish(home)
+    return home
+
+
+@pytest.fixture
+def home(furnished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home as it was furnished, at the very place that was trusted, whatever was done there before."""
+    kept = furnished.with_name("kept")
+    if not kept.exists():
+        shutil.copytree(furnished, kept)
+    shutil.rmtree(furnished)
+    shutil.copytree(kept, furnished)
+    monkeypatch.chdir(furnished)
+    return furnished
+
+
+def types(home: Path, line: str, given: str = "", **more: str) -> Result:
+    return CliRunner().invoke(build(), shlex.split(line)[1:], env={**environment(home), **more}, input=given)
+
+
+def leaves(group: TyperGroup, path: str = "") -> Iterator[tuple[str, object]]:
+    """Every command that does something, by its whole name."""
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from leaves(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
+
+
+ALL = dict(leaves(whole()))
+
+
+def test_the_help_is_grouped_and_every_command_has_one_line_of_it() -> None:
+    for panel, names in SPEC.items():
+        assert set(names) <= set(COMMANDS[panel]), panel
+        for name, (_, line) in COMMANDS[panel].items():
+            assert len(line) <= 65, name
+            assert line.endswith("."), name
+    said = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "80", "TERM": "dumb"}).stdout
+    shown = re.findall(r"^│ (\w+) +\S.*│$", said, re.MULTILINE)
+    assert shown == [name for commands in COMMANDS.values() for name in commands]
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_every_command_tells_what_it_does_and_shows_examples(name: str) -> None:
+    said = CliRunner().invoke(build(), [*name.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert said.exit_code == 0
+    assert 1 <= len(EXAMPLES[name]) <= 3
+    for example in EXAMPLES[name]:
+        assert example in said.stdout
+        assert example.startswith(f"halter {name.removesuffix(' list').split()[0]}")
+
+
+def test_there_are_examples_of_nothing_else() -> None:
+    groups = {name for commands in COMMANDS.values() for name in commands}
+    assert set(EXAMPLES) <= set(ALL) | groups
+
+
+@pytest.mark.parametrize(
+    "line",
+    sorted({line for lines in EXAMPLES.values() for line in lines} - FOLLOWING - ELSEWHERE),
+    ids=lambda line: line[7:40],
+)
+def test_every_example_works(home: Path, line: str) -> None:
+    typed, _, target = line.partition(" > ")
+    if line in BEFORE:
+        types(home, BEFORE[line])
+    said = types(home, typed)
+    assert said.exit_code == 0, said.output
+    assert "Traceback" not in said.output
+    assert said.output
+    if "--json" in typed or target:
+        json.loads(said.stdout)
+
+
+@pytest.mark.parametrize("line", sorted(FOLLOWING))
+def test_what_follows_goes_on_until_it_is_interrupted(home: Path, line: str) -> None:
+    environ = {**os.environ, **environment(home)}
+    command = [sys.executable, "-m", "halter", *shlex.split(line)[1:]]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environ, cwd=home, start_new_session=True, **pipes) as program:
+        assert program.stdout is not None
+        if line != "halter tail":
+            assert program.stdout.readline()
+        else:
+            types(home, "halter halt fleet")
+            assert _is_told(program, home)
+        program.send_signal(signal.SIGINT)
+        _, beside = program.communicate(timeout=30)
+    assert (program.returncode, beside) == (130, b"")
+
+
+def _is_told(program: "subprocess.Popen[bytes]", home: Path) -> bool:
+    """Say something again and again, until it is shown: whoever follows hears only what comes after they began."""
+    assert program.stdout is not None
+    os.set_blocking(program.stdout.fileno(), False)
+    for _ in range(100):
+        types(home, "halter halt fleet")
+        types(home, "halter resume fleet")
+        if program.stdout.read():
+            os.set_blocking(program.stdout.fileno(), True)
+            return True
+    return False
+
+
+def test_every_command_answers_in_json() -> None:
+    without = {name for name, command in ALL.items() if "as_json" not in {param.name for param in command.params}}  # type: ignore[attr-defined]
+    assert without == set()
+
+
+ANSWERS = [
+    *("sessions", "show clerk-1", "receipt clerk-2", "report", "findings", "findings list", "proposals list", "inbox"),
+    *("budget", "budget show", "rules", "schedules", "schedules list", "audit", "verify", "doctor", "schema agent"),
+    *("schema fleet", "trust clerk", "on clerk", "off clerk", "halt fleet", "cancel clerk-1", "route clerk hello"),
+    *("run clerk hello", "play clerk/welcome.yaml --input who=Ada", "init other", "export clerk-2 --output x.jsonl"),
+    *("approve clerk-1.1/approval", "deny clerk-1.1/approval", "budget raise fleet 30", "budget lower fleet 3"),
+    *("rules end r1", "findings keep clerk-1.f1", "findings dismiss clerk-1.f1", "proposals keep clerk-1.m1"),
+    *("proposals dismiss clerk-1.m1", "proposals promote clerk-1.m1 clerk --yes", "erase --older-than 9d --yes"),
+    *("schedules run clerk/nightly", "schedules cancel clerk/weekly", "drill tamper --seeds 1"),
+    "schedules retry clerk/letters 0123",
+]
+
+
+@pytest.mark.parametrize("line", ANSWERS)
+def test_an_answer_in_json_is_json_and_nothing_else(home: Path, line: str) -> None:
+    said = types(home, f"halter {line} --json")
+    assert said.exit_code == 0, said.output
+    json.loads(said.stdout)
+    assert "\x1b" not in said.stdout
+
+
+def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
+    asked = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
+    assert set(ALL) - asked == {"up", "tail", "chat", "resume"}
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("halter sessions", 0),
+        ("halter resume fleet", 1),
+        ("halter cancel clerk-2", 1),
+        ("halter schedules cancel clerk/nightly", 2),
+        ("halter show nosuch", 2),
+        ("halter sessions --limit none", 2),
+        ("halter nosuch", 2),
+        ("halter halt flet", 2),
+        ("halter sessions --store /dev/null/x", 3),
+        ("halter sessions --store mysql://x", 3),
+        ("halter export clerk-2 --output /nowhere/at/all", 3),
+    ],
+)
+def test_codes_tell_a_script_what_came_of_it(home: Path, line: str, code: int) -> None:
+    said = types(home, line)
+    assert said.exit_code == code, said.output
+    assert code in MEANINGS
+
+
+def test_the_help_tells_what_each_code_means() -> None:
+    said = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
+    for code, meaning in MEANINGS.items():
+        assert f"{code}  {meaning}" in said
+
+
+@pytest.mark.parametrize("program", ["import halter", "from halter.cli import main; main()"])
+def test_neither_the_package_nor_the_help_loads_anything_heavy(program: str) -> None:
+    told = f"import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {program}"
+    done = subprocess.run([sys.executable, "-c", told, "--help"], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert not [name for name in loaded if name in HEAVY or name.startswith(tuple(f"{heavy}." for heavy in HEAVY))]
+    if "cli" not in program:
+        assert not loaded & {"typer", "rich", "msgspec"}

@@ -1,0 +1,135 @@
+"""What takes its time says so to a person at a terminal, and to nobody else; and every screen is wide enough."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.story.clerks import environment, furnish
+
+STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLOURED = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
+MAIN = [
+    *("--help", "approve --help", "budget raise --help", "sessions", "show clerk-1", "receipt clerk-2", "report"),
+    *("findings", "proposals", "inbox", "budget", "rules", "schedules", "audit", "verify", "doctor clerk", "nosuch"),
+    *("halt flet", "show nosuch", "trust clerk", "route clerk hello", "run clerk hello", "init other"),
+    "export clerk-2 --output clerk-2.jsonl",
+]
+LONG = re.compile(r"\S{38,}")
+"""A path or an id that is longer than a line cannot but be broken or stand over."""
+
+SLOW = """
+import sys, threading
+from halter.cli.patience import patience, share
+
+with patience("Counting", quiet="--json" in sys.argv, a_while=0) as tell:
+    tell(share(2, 5))
+    sys.stdout.write("answer\\n")
+    sys.stdout.flush()
+    # What is shown is begun by a timer, which is over once it is there.
+    for timer in threading.enumerate():
+        if isinstance(timer, threading.Timer):
+            timer.join()
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("c")
+    furnish(made)
+    return made
+
+
+def screened(command: list[str], environ: dict[str, str], home: Path, **pipes: int) -> tuple[int, str, str]:
+    """Run a command at a terminal, and tell its code, what the terminal showed, and what went elsewhere."""
+    keys, screen = pty.openpty()
+    streams = {"stdin": screen, "stdout": screen, "stderr": screen, **pipes}
+    with subprocess.Popen(command, env={**os.environ, **environ}, cwd=home, **streams) as program:
+        os.close(screen)
+        shown = io.BytesIO()
+        while piece := _piece(keys):
+            shown.write(piece)
+        elsewhere = program.stdout.read().decode() if program.stdout else ""
+    os.close(keys)
+    return program.returncode, shown.getvalue().decode(errors="replace").replace("\r\n", "\n"), elsewhere
+
+
+def _piece(keys: int) -> bytes:
+    try:
+        return os.read(keys, 65_536)
+    except OSError:
+        return b""
+
+
+def at_terminal(home: Path, line: str, **more: str) -> str:
+    command = [sys.executable, "-m", "halter", *line.split()]
+    code, shown, _ = screened(command, {**environment(home), "COLUMNS": "40", "TERM": "xterm", **more}, home)
+    assert code in {0, 1, 2}, shown
+    assert "Traceback" not in shown
+    assert "Halter made a mistake" not in shown
+    return shown
+
+
+@pytest.mark.parametrize("line", MAIN)
+def test_40_columns_show_no_wider_line_and_no_colour_to_who_wants_none(home: Path, line: str) -> None:
+    shown = at_terminal(home, line, NO_COLOR="1")
+    assert not COLOURED.search(shown)
+    shown = STEERING.sub("", shown)
+    wide = [each for each in shown.splitlines() if len(each.rstrip()) > 40 and not LONG.search(each)]
+    assert not wide
+
+
+@pytest.mark.parametrize("line", ["sessions", "inbox", "doctor clerk", "verify", "report"])
+def test_a_terminal_that_can_do_little_is_not_wider_than_it_is_and_is_not_steered(home: Path, line: str) -> None:
+    shown = at_terminal(home, line, TERM="dumb")
+    assert "\x1b" not in shown
+    assert not [each for each in shown.splitlines() if len(each.rstrip()) > 40 and not LONG.search(each)]
+
+
+@pytest.mark.parametrize("line", ["--help", "sessions", "show clerk-1", "inbox", "doctor clerk", "nosuch"])
+def test_a_pipe_that_knows_no_letters_of_ours_gets_all_of_it_all_the_same(home: Path, line: str) -> None:
+    environ = {**os.environ, **environment(home), "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "halter", *line.split()]
+    done = subprocess.run(command, env=environ, cwd=home, capture_output=True, check=False)
+    assert done.returncode in {0, 1, 2}, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"Halter made a mistake" not in done.stderr
+    assert (done.stdout + done.stderr).isascii()
+    assert b"\x1b" not in done.stdout + done.stderr
+
+
+def slow(home: Path, *words: str, **pipes: int) -> tuple[int, str, str]:
+    command = [sys.executable, "-c", SLOW, *words]
+    return screened(command, {"TERM": "xterm", "COLUMNS": "80"}, home, **pipes)
+
+
+def test_what_takes_long_says_how_far_it_is_and_leaves_nothing_behind(home: Path) -> None:
+    _, shown, _ = slow(home)
+    assert "Counting: 2 of 5 events …" in shown
+    assert "answer" in shown
+    assert shown.rstrip("\n").endswith(("\x1b[2K", "\x1b[?25h"))
+
+
+def test_an_answer_that_goes_elsewhere_holds_nothing_of_it(home: Path) -> None:
+    _, shown, answer = slow(home, stdout=subprocess.PIPE)
+    assert answer == "answer\n"
+    assert "Counting" in shown
+
+
+@pytest.mark.parametrize("how", [lambda: {"stderr": subprocess.DEVNULL}, dict])
+def test_programs_and_pipes_are_shown_nothing(home: Path, how: Callable[[], dict[str, int]]) -> None:
+    words = () if how() else ("--json",)
+    _, shown, _ = slow(home, *words, **how())
+    assert shown == "answer\n"
+
+
+def test_a_terminal_that_can_do_little_is_told_once(home: Path) -> None:
+    command = [sys.executable, "-c", SLOW]
+    _, shown, _ = screened(command, {"TERM": "dumb", "COLUMNS": "80"}, home)
+    assert sorted(shown.splitlines()) == ["Counting …", "answer"]

@@ -1,0 +1,236 @@
+"""`halter doctor`: each thing that can be wrong is named among all that is well, with what to do."""
+
+import asyncio
+import json
+import shutil
+import socket
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from halter.app import open_app
+from halter.app.health import machine
+from halter.app.health.check import fine, look, problem, worst
+from halter.app.health.store import disk
+from halter.cli import build
+from halter.core.clock import DAY, SystemClock
+from halter.settings import Settings, read_settings
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "0.5.0" / "store.db"
+KEY = "made-up-key-4711"
+
+
+class Doctor:
+    """A machine with a store of its own, and folders of agents beside it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.environ = {
+            "XDG_STATE_HOME": str(home / "state"),
+            "XDG_CONFIG_HOME": str(home / "config"),
+            "HALTER_PERSON": "ada",
+            "COLUMNS": "80",
+        }
+        asyncio.run(self._begin())
+
+    async def _begin(self) -> None:
+        async with open_app(read_settings(self.environ, self.home)):
+            pass
+
+    @property
+    def store(self) -> Path:
+        return self.home / "state" / "halter" / "halter.db"
+
+    def agent(self, name: str, text: str) -> str:
+        folder = self.home / name
+        folder.mkdir()
+        (folder / "agent.yaml").write_text(f"name: {name}\n{text}")
+        return str(folder)
+
+    def looks(self, *words: str) -> dict[str, Any]:
+        """Have everything looked at; tell the code, and each finding by its name."""
+        said = CliRunner().invoke(build(), ["doctor", *words, "--json"], env=self.environ)
+        assert KEY not in said.output
+        found = {check["name"]: (check["verdict"], check["finding"]) for check in json.loads(said.stdout)}
+        return {"code": said.exit_code, "beside": said.stderr, **found}
+
+
+@pytest.fixture
+def doctor(tmp_path: Path) -> Doctor:
+    return Doctor(tmp_path)
+
+
+def test_a_broken_agent_is_named_among_good_ones_and_the_others_are_looked_at(doctor: Doctor) -> None:
+    good = doctor.agent("good", "model: reflex\nreflex: [{say: hi}]\n")
+    broken = doctor.agent("broken", "modle: x\n")
+    found = doctor.looks(good, broken, str(doctor.home / "nowhere"))
+    assert found["code"] == 1
+    assert found["good"][0] == "ok"
+    assert found["good models"] == ("ok", "reflex:rules needs no key, and is free.")
+    assert "line 2: `modle` is not a key" in found[broken][1]
+    assert "nowhere" in found[str(doctor.home / "nowhere")][1]
+
+
+def test_a_store_of_a_newer_version_is_a_sentence_and_all_else_is_looked_at(doctor: Doctor) -> None:
+    newer = doctor.home / "newer.db"
+    shutil.copy(GOLDEN, newer)
+    with sqlite3.connect(newer) as connection:
+        connection.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
+    found = doctor.looks("--store", str(newer))
+    assert found["code"] == 3
+    assert "has schema 99, and this program knows only" in found["store"][1]
+    assert "use the newer Halter" in found["beside"]
+    assert {"fleet", "prices", "sandbox", "port"} <= set(found)
+
+
+def test_a_damaged_file_is_found(doctor: Doctor) -> None:
+    with sqlite3.connect(doctor.store) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'budgets'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    with doctor.store.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * 64)
+    found = doctor.looks()
+    assert (found["code"], found["file"][0]) == (1, "problem")
+    assert "is damaged" in found["file"][1]
+    assert "restore a backup" in found["file"][1]
+
+
+def test_a_broken_file_of_the_fleet_is_named(doctor: Doctor) -> None:
+    file = doctor.home / "halter.yaml"
+    file.write_text("caps: much\n")
+    doctor.environ["HALTER_FLEET"] = str(file)
+    found = doctor.looks()
+    assert (found["code"], found["fleet"][0]) == (1, "problem")
+    assert "halter.yaml line 1" in found["fleet"][1]
+
+
+def test_a_key_that_is_missing_is_asked_for_and_one_that_is_there_is_never_shown(doctor: Doctor) -> None:
+    folder = doctor.agent("writer", "model: openai:gpt-5-mini\n")
+    assert "set OPENAI_API_KEY" in doctor.looks(folder)["writer models"][1]
+    doctor.environ["OPENAI_API_KEY"] = KEY
+    told = "openai:gpt-5-mini has a price, and its key is set (OPENAI_API_KEY)."
+    assert doctor.looks(folder)["writer models"] == ("ok", told)
+
+
+def test_a_model_without_a_price_is_named_with_what_to_write(doctor: Doctor) -> None:
+    doctor.environ["OPENAI_API_KEY"] = KEY
+    folder = doctor.agent("writer", "model: openai:gpt-unheard-of\n")
+    found = doctor.looks(folder)
+    assert found["code"] == 1
+    assert "The price of openai:gpt-unheard-of is not known" in found["writer models"][1]
+    assert "price: free" in found["writer models"][1]
+
+
+def test_a_secret_that_nobody_has_set_is_named_by_its_variable(doctor: Doctor) -> None:
+    folder = doctor.agent("writer", "secrets: [MAIL, SMS]\n")
+    doctor.environ["HALTER_SECRET_MAIL"] = KEY
+    found = doctor.looks(folder)
+    assert found["writer secrets"][0] == "problem"
+    assert "HALTER_SECRET_SMS" in found["writer secrets"][1]
+    assert "HALTER_SECRET_MAIL" not in found["writer secrets"][1]
+    doctor.environ["HALTER_SECRET_SMS"] = KEY
+    assert doctor.looks(folder)["writer secrets"] == ("ok", "All are set: MAIL, SMS.")
+
+
+def test_code_that_nobody_trusted_is_named(doctor: Doctor) -> None:
+    folder = doctor.agent("writer", "")
+    (Path(folder) / "tools.py").write_text("raise SystemExit('this must never run')\n")
+    found = doctor.looks(folder)
+    assert (found["code"], found["writer code"][0]) == (1, "problem")
+    assert f"halter trust {folder}" in found["writer code"][1]
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    """Listen on a port of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_sensors_are_tried_as_far_as_that_does_nothing(doctor: Doctor) -> None:
+    (doctor.home / "log").mkdir()
+    with listening() as port, socket.create_server(("127.0.0.1", 0)) as closing:
+        gone = closing.getsockname()[1]
+        closing.close()
+        folder = doctor.agent(
+            "watch",
+            "sensors:\n"
+            f"  - {{name: web, type: poll, source: {{url: 'http://127.0.0.1:{port}/x'}}}}\n"
+            f"  - {{name: gone, type: poll, source: {{url: 'http://127.0.0.1:{gone}/x'}}}}\n"
+            "  - {name: logs, type: watch, source: {path: ../log, pattern: '*.log'}}\n"
+            "  - {name: later, type: watch, source: {path: ../later/, pattern: '*.log'}}\n",
+        )
+        found = doctor.looks(folder)
+    assert found["watch sensors"][0] == "warning", found
+    told = found["watch sensors"][1]
+    assert f"gone cannot reach 127.0.0.1:{gone} (" in told
+    assert "later watches" in told
+    assert "which is not there" in told
+    assert "web" not in told
+    assert "logs" not in told
+
+
+async def test_a_port_is_free_taken_by_another_program_or_ours() -> None:
+    async def halter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b'HTTP/1.1 200 OK\r\n\r\n{"halter": "0.6.0"}')
+        writer.close()
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 404 Not Found\r\n\r\n")
+        writer.close()
+
+    for answers, verdict, words in (
+        (halter, "ok", "A Halter answers at"),
+        (other, "warning", "is taken by another program: start Halter with --listen"),
+    ):
+        async with await asyncio.start_server(answers, "127.0.0.1", 0) as server:
+            number = server.sockets[0].getsockname()[1]
+            check = await machine.port("127.0.0.1", number)
+        assert (check.verdict, words in check.finding) == (verdict, True)
+    assert "is free" in (await machine.port("127.0.0.1", number)).finding
+
+
+def test_a_list_of_tokens_that_others_may_read_is_a_problem(tmp_path: Path) -> None:
+    class Later(Settings, frozen=True):
+        tokens: Path | None = None
+
+    file = tmp_path / "tokens.json"
+    settings = Later("memory:", tmp_path, tmp_path, "ada", tokens=file)
+    assert machine.tokens(settings) is None
+    file.write_text("[]")
+    file.chmod(0o644)
+    found = machine.tokens(settings)
+    assert found is not None
+    assert (found.verdict, f"run chmod 600 {file}" in found.finding) == ("problem", True)
+    file.chmod(0o600)
+    found = machine.tokens(settings)
+    assert found is not None
+    assert found.verdict == "ok"
+
+
+def test_a_table_of_prices_that_is_half_a_year_old_is_worth_a_look() -> None:
+    now = SystemClock().now()
+    assert machine.prices(now).verdict in {"ok", "warning"}
+    old = machine.prices(now + 200 * DAY)
+    assert (old.verdict, "look for a newer one" in old.finding) == ("warning", True)
+
+
+def test_the_disk_is_looked_at_where_the_journal_grows(tmp_path: Path) -> None:
+    assert "GiB" in disk(tmp_path).finding
+    assert disk(tmp_path / "nowhere").verdict == "warning"
+
+
+def test_several_findings_about_one_thing_are_told_by_the_worst() -> None:
+    assert worst("x", [fine("a", "A."), look("b", "B."), problem("c", "C.")]) == problem("x", "B. C.")
+    assert worst("x", [fine("a", "A."), look("b", "B.")]) == look("x", "B.")
+    assert worst("x", [fine("a", "A."), fine("b", "B.")]) == fine("x", "A. B.")

@@ -1,0 +1,330 @@
+"""Traces of agents that run by themselves, taken by a real receiver on this machine, or by nobody."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from halter.app.telemetry import sending
+from halter.app.traces import Span
+from halter.app.tracing import Tracing
+from halter.core.acts import RequestSettled, RequestStarted
+from halter.core.errors import ConfigError
+from halter.core.events import SessionEnded, TurnEnded, TurnStarted
+from halter.core.ids import WorkerId, session_stream
+from halter.core.ports import Draft, Lease, Write
+from halter.testing.world import World
+from tests.story.test_cli_talk import Person
+from tests.story.test_cli_up import RUNS, Up
+
+CANARY = "canary-51c2"
+LOOKS = f"""\
+- calls: [{{tool: look, arguments: {{at: "{CANARY}"}}}}]
+- text: All {CANARY} is well.
+  calls: [{{tool: yield, arguments: {{mode: sleep, sleep: 1h, reason: {CANARY}}}}}]
+"""
+
+
+class Receiver:
+    """A collector on this machine: it takes whatever is sent, or refuses it."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.bodies: list[bytes] = []
+        self.news = threading.Condition()
+        taken = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                with taken.news:
+                    taken.bodies.append(body)
+                    taken.news.notify_all()
+                self.send_response(status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def spans(self) -> list[Any]:
+        found: list[Any] = []
+        for body in self.bodies:
+            request = ExportTraceServiceRequest.FromString(body)
+            for resource in request.resource_spans:
+                for scope in resource.scope_spans:
+                    found += scope.spans
+        return found
+
+    def until(self, *names: str) -> list[Any]:
+        with self.news:
+            assert self.news.wait_for(lambda: set(names) <= {span.name for span in self.spans()}, timeout=60)
+        return self.spans()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.fixture
+def ada(tmp_path: Path) -> Iterator[Person]:
+    person = Person(tmp_path)
+    person.writes(LOOKS * 5, RUNS)
+    yield person
+    while Up.begun:
+        with Up.begun.pop().program as program:
+            program.kill()
+
+
+def test_a_collector_gets_the_spans_of_a_turn_and_not_a_word_of_what_was_said(ada: Person, receiver: Receiver) -> None:
+    ada.environ |= {"HALTER_TRACES": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    spans = {span.name: span for span in receiver.until("turn 1", "execute_tool look", "chat script")}
+    assert up.ends()[0] == 130
+    turn = spans["turn 1"]
+    assert {spans["execute_tool look"].parent_span_id, spans["chat script"].parent_span_id} == {turn.span_id}
+    assert len({span.trace_id for span in receiver.spans()}) == 1
+    named = {each.key: each.value for each in spans["execute_tool look"].attributes}
+    assert named["gen_ai.tool.name"].string_value == "look"
+    assert named["halter.level"].string_value == "SAFE"
+    assert all(CANARY.encode() not in body for body in receiver.bodies)
+
+
+def test_what_was_said_is_sent_where_somebody_asked_for_it(ada: Person, receiver: Receiver) -> None:
+    ada.environ |= {"HALTER_TRACES": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "HALTER_TRACES_CONTENT": "1"}
+    up = Up(ada, str(ada.agent))
+    (tool,) = [span for span in receiver.until("execute_tool look") if span.name == "execute_tool look"]
+    up.ends()
+    named = {each.key: each.value.string_value for each in tool.attributes}
+    assert json.loads(named["gen_ai.tool.call.arguments"]) == {"at": CANARY}
+    assert named["gen_ai.tool.call.result"] == f"nothing at {CANARY}"
+
+
+def test_a_restart_goes_on_in_the_same_trace_and_repeats_no_span(ada: Person, receiver: Receiver) -> None:
+    ada.environ |= {"HALTER_TRACES": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+    first = Up(ada, str(ada.agent))
+    first.until("sleeps")
+    receiver.until("turn 1")
+    first.ends(signal.SIGTERM)
+    second = Up(ada, str(ada.agent))
+    second.until("goes on where it stands")
+    assert ada.types("cancel", "desk-1")[0] == 0
+    spans = receiver.until("invoke_agent desk")
+    second.ends()
+    assert len({span.span_id for span in spans}) == len(spans)
+    assert len({span.trace_id for span in spans}) == 1
+    (session,) = [span for span in spans if span.name == "invoke_agent desk"]
+    (turn,) = [span for span in spans if span.name == "turn 1"]
+    assert turn.parent_span_id == session.span_id
+
+
+def test_a_collector_that_refuses_everything_is_told_of_once_and_agents_go_on(ada: Person) -> None:
+    refusing = Receiver(400)
+    ada.environ |= {"HALTER_TRACES": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": refusing.url}
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps", "Traces are being lost")
+    code, beside = up.ends()
+    assert (code, beside) == (130, "")
+    assert len([line for line in up.seen if "Traces are being lost" in line]) == 1
+    refusing.server.shutdown()
+    refusing.server.server_close()
+
+
+def test_traces_go_to_a_file_that_only_its_owner_may_read(ada: Person) -> None:
+    ada.environ["HALTER_TRACES"] = "file:traces.jsonl"
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    assert up.ends() == (130, "")
+    file = ada.home / "traces.jsonl"
+    assert file.stat().st_mode & 0o777 == 0o600
+    names = [json.loads(line)["name"] for line in file.read_text().splitlines()]
+    assert "execute_tool look" in names
+    assert "turn 1" in names
+    assert CANARY not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("way", "sentence"),
+    [
+        ("jaeger", "HALTER_TRACES is 'jaeger', which is no place for traces: write otlp, console, file:PATH or off."),
+        ("file:", "HALTER_TRACES is 'file:', which is no place for traces"),
+        ("file:/nowhere/at/all", "Traces cannot be written to '/nowhere/at/all' (No such file or directory)"),
+    ],
+)
+def test_a_slip_in_the_variable_is_answered_with_a_sentence(ada: Person, way: str, sentence: str) -> None:
+    ada.environ["HALTER_TRACES"] = way
+    code, _, beside = ada.types("up", str(ada.agent))
+    assert code == 3
+    assert sentence in beside
+
+
+def test_a_missing_extra_is_a_sentence(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['opentelemetry.sdk.trace.export'] = None\n"
+        "from halter.app.telemetry import sending\n"
+        "try:\n  sending('otlp', {}).__enter__()\nexcept Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    sentence = "HALTER_TRACES is set, but OpenTelemetry is not here: pip install 'halter[telemetry]', or unset it."
+    assert done.stdout == f"ConfigError {sentence}\n"
+
+
+def test_without_the_variable_nothing_is_imported_and_no_thread_is_started(tmp_path: Path) -> None:
+    program = """
+import asyncio, sys, threading
+from halter.app import open_app
+from halter.app.tracing import traced
+from halter.settings import read_settings
+from pathlib import Path
+
+async def main():
+    async with open_app(read_settings({"HALTER_STORE": "memory:", "LOGNAME": "ada"}, Path(sys.argv[1]))) as app:
+        with traced(app, app.store, print, lambda _: True, {}) as jobs:
+            print(len(jobs), [name for name in sys.modules if "opentelemetry" in name])
+            print([each.name for each in threading.enumerate() if "trace" in each.name])
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 []\n[]\n"
+
+
+class Kept:
+    """Takes spans, as long as there is room."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.said = ""
+
+    def put(self, span: Span) -> None:
+        self.spans.append(span)
+
+    def trouble(self) -> str:
+        said, self.said = self.said, ""
+        return said
+
+
+async def write(world: World, lease: Lease, *events: Any) -> None:
+    for event in events:
+        stream = session_stream(lease.session)
+        await world.journal.commit(Write(stream, world.ids.new(), lambda _, e=event: [Draft(e)], lease=lease))
+
+
+ASKS = RequestStarted(request="r1", model="openai:gpt-5-mini", purpose="turn")
+ANSWERS = RequestSettled(request="r1", outcome="ok")
+
+
+def test_a_follower_that_begins_in_the_middle_makes_the_spans_that_the_one_before_it_would_have_made() -> None:
+    with World(3) as world:
+
+        async def story() -> tuple[list[Span], list[Span]]:
+            await world.start("desk-1", kind="autonomous")
+            (lease,) = await world.journal.claim(WorkerId("w"), 1)
+            whole, late = Kept(), Kept()
+            world.spawn(Tracing(world.journal, world.clock, whole, print).run({}))
+            await write(world, lease, TurnStarted(turn=1), ASKS)
+            await world.advance(10**6)
+            seen = {session_stream("desk-1"): 3}
+            world.spawn(Tracing(world.journal, world.clock, late, print).run(seen))
+            ends = SessionEnded(state="COMPLETED", terminal_reason="completed")
+            await write(world, lease, ANSWERS, TurnEnded(turn=1, why="ended"), ends)
+            await world.advance(10**7)
+            return whole.spans, late.spans
+
+        whole, late = world.run(story())
+    assert [span.name for span in whole] == ["chat gpt-5-mini", "turn 1", "invoke_agent agent"]
+    assert late == whole
+
+
+def test_only_our_own_agents_are_traced_and_trouble_is_told() -> None:
+    with World(4) as world:
+
+        async def story() -> tuple[list[Span], list[str]]:
+            await world.start("desk-1")
+            (lease,) = await world.journal.claim(WorkerId("w"), 1)
+            kept, told = Kept(), list[str]()
+            kept.said = "The collector is gone."
+            others = Tracing(world.journal, world.clock, kept, told.append, lambda agent: agent == "somebody else")
+            world.spawn(others.run({}))
+            await write(world, lease, ASKS, ANSWERS)
+            await world.advance(10**7)
+            return kept.spans, told
+
+        assert world.run(story()) == ([], ["The collector is gone."])
+
+
+class Broken(Kept):
+    """Breaks down at the first span."""
+
+    def put(self, span: Span) -> None:
+        raise RuntimeError(f"no room for {span.name}")
+
+
+def test_a_breakdown_of_the_traces_is_told_and_stops_nobody() -> None:
+    with World(5) as world:
+
+        async def story() -> list[str]:
+            await world.start("desk-1")
+            (lease,) = await world.journal.claim(WorkerId("w"), 1)
+            told = list[str]()
+            task = world.spawn(Tracing(world.journal, world.clock, Broken(), told.append).run({}))
+            await write(world, lease, ASKS, ANSWERS)
+            await world.advance(10**7)
+            assert task.done()
+            return told
+
+        (sentence,) = world.run(story())
+    assert sentence.startswith("There are no more traces until the next start, because of a breakdown; agents go on")
+    assert "no room for chat gpt-5-mini" in sentence
+
+
+def test_a_stalled_collector_is_never_waited_for_and_what_it_did_not_take_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stalled = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _stalling(stalled))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    span = Span(trace=1, span=1, parent=None, name="x", kind="internal", start=0, end=1, attributes={})
+    with sending("otlp", {}) as sink:
+        for _ in range(5000):
+            sink.put(span)
+        assert sink.lost >= 5000 - 2048 - 512 - 1
+        assert "Traces are being lost" in sink.trouble()
+        assert sink.trouble() == ""
+        stalled.set()
+    server.shutdown()
+    server.server_close()
+    logging.getLogger("opentelemetry").handlers.clear()
+
+
+def _stalling(until: threading.Event) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            until.wait(30)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    return Handler
+
+
+def test_a_place_that_is_none_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="no place for traces"), sending("elsewhere", {}):
+        pass
