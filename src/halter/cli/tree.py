@@ -9,6 +9,7 @@ from halter.cli import (
     audit,
     budget,
     decide,
+    demo,
     doctor,
     drill,
     exporting,
@@ -46,7 +47,7 @@ def tree() -> typer.Typer:
 
 
 _PANELS = {
-    "Run": (init.init, talk.run, talk.chat, play.play, route.route),
+    "Run": (init.init, talk.run, talk.chat, play.play, route.route, demo.demo),
     "Run by themselves": (up.up, up.on, up.off),
     "Look": (look.sessions, look.show, tail.tail, receipt.receipt, report.report, exporting.export),
     "Steer": (decide.inbox, decide.approve, decide.deny, steer.halt, steer.resume, steer.cancel),
