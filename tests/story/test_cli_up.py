@@ -23,9 +23,10 @@ class Up:
     """Agents that run by themselves in a process of their own, and what it shows."""
 
     begun: ClassVar[list["Up"]] = []
+    command: ClassVar[tuple[str, ...]] = ("up",)
 
     def __init__(self, person: Person, *words: str) -> None:
-        self.program = person.begins("up", *words, stdin=subprocess.DEVNULL)
+        self.program = person.begins(*self.command, *words, stdin=subprocess.DEVNULL)
         self.seen: list[str] = []
         self.begun.append(self)
 

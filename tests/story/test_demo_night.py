@@ -110,7 +110,8 @@ def test_programs_get_the_figures_under_plain_names() -> None:
     incidents = [told(once(name)[0]) for name in NAMES]
     read = msgspec.json.decode(json_line(night(incidents)))
     assert read["model"] == str(MODEL)
-    assert list(read) == ["model", "incidents", "without", "with"]
+    assert list(read) == ["model", "incidents", "without", "with", "overruns"]
+    assert read["overruns"] == 0
     assert [each["name"] for each in read["incidents"]] == NAMES
     for side in ("without", "with"):
         assert read[side]["usd"] == sum(each[side]["usd"] for each in read["incidents"])

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from halter.cli.answer import NARROWEST, answer_table, counted, say
+from halter.cli.answer import answer_table, counted, say
 from halter.core.clock import SECOND
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ PROMISE: Final = (
 )
 LEAST: Final = 4.0
 """In no fewer seconds an incident passes before somebody who watches."""
+WIDE: Final = 80
+"""Columns from which on an incident has a line to itself."""
 LOSS: Final = "bold red"
 GAIN: Final = "bold green"
 
@@ -71,16 +73,16 @@ def _shown(*, quiet: bool, pause: Pause) -> Generator[Show]:
         def show(scene: "Scene", frame: "Frame") -> None:
             nonlocal began
             frames[scene.title] = frame
-            live.update(_screen(frames, console.width), refresh=True)
+            live.update(screen(frames, console.width), refresh=True)
             pause(max(0.0, began + LEAST * scene.frame / scene.span - time.monotonic()))
             began = time.monotonic()
 
         yield show
 
 
-def _screen(frames: "dict[str, Frame]", width: int) -> RenderableType:
+def screen(frames: "dict[str, Frame]", width: int) -> RenderableType:
     """Draw all that has happened so far: a line for each incident, or three where lines are short."""
-    if width < NARROWEST:
+    if width < WIDE:
         return Text("\n").join(_block(title, frame) for title, frame in frames.items())
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("", width=18)
@@ -123,9 +125,10 @@ def conclude(night: "Night") -> None:
         for each in night.incidents
     ]
     answer_table("The worst night", columns, rows)
+    passed = counted(night.overruns, "time") if night.overruns else "never"
     say(
         f"A plain loop paid {cents(night.without.usd)} for {counted(night.without.requests, 'request')}. Halter paid "
-        f"{cents(night.within.usd)} for {night.within.requests:,}, and not a cent above a cap.",
+        f"{cents(night.within.usd)} for {night.within.requests:,}; a cap was {passed} passed.",
         at_once=True,
     )
 

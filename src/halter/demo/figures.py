@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from halter.core.events import ItemQuarantined, RequestRefused, TurnSkipped, TurnStarted
+from halter.core.events import ItemQuarantined, OverrunIncurred, RequestRefused, TurnSkipped, TurnStarted
 from halter.core.money import DOLLAR
 from halter.core.vocabulary import State
 from halter.demo.night import Bill, Lived
@@ -34,6 +34,8 @@ class Night(msgspec.Struct, frozen=True, rename={"within": "with"}):
     incidents: Sequence[Incident]
     without: Bill
     within: Bill
+    overruns: int
+    """How often Halter passed a cap."""
 
 
 def told(lived: Lived) -> Incident:
@@ -52,9 +54,9 @@ def told(lived: Lived) -> Incident:
 
 def night(incidents: Sequence[Incident]) -> Night:
     """Add the incidents up."""
-    return Night(
-        str(MODEL), incidents, _sum([each.without for each in incidents]), _sum([each.within for each in incidents])
-    )
+    without, within = _sum([each.without for each in incidents]), _sum([each.within for each in incidents])
+    overruns = sum(each.events.get(OverrunIncurred.KIND, 0) for each in incidents)
+    return Night(str(MODEL), incidents, without, within, overruns)
 
 
 def cents(usd: int) -> str:
