@@ -1,11 +1,13 @@
 """The worst night: what a plain loop pays, what Halter pays, and that both are worked out and not made up."""
 
 import functools
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from halter.cli.answer import json_line
+from halter.cli.night import conclude
 from halter.core.clock import HOUR
 from halter.core.events import CostCapReached, ItemQuarantined, RequestSettled
 from halter.core.messages import Prompt, user
@@ -130,3 +132,13 @@ def test_amounts_are_written_to_the_cent() -> None:
     assert [cents(usd) for usd in (0, 340_000, 29_671_332, 1_234_567_890)] == ["$0.00", "$0.34", "$29.67", "$1,234.57"]
     assert isinstance(told(once(IDLE.name)[0]), Incident)
     assert isinstance(once(IDLE.name)[0].within, Bill)
+
+
+def test_the_page_about_the_demo_shows_what_it_really_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    conclude(night([told(once(name)[0]) for name in NAMES]))
+    said = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    page = (Path(__file__).parents[2] / "docs" / "demo.md").read_text("utf-8")
+    assert f"```\n{said}\n```" in page

@@ -1,6 +1,7 @@
 """`halter demo`: the worst night, and then an agent that watches this machine."""
 
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -74,7 +75,8 @@ def _live() -> None:
     except typer.Exit as left:
         if left.exit_code != INTERRUPTED:
             raise
-        say(STOPPED)
+        # A terminal has just shown the keys that were pressed.
+        say(f"\n{STOPPED}" if sys.stdout.isatty() else STOPPED)
 
 
 def _home() -> Path | None:

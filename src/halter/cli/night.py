@@ -136,4 +136,4 @@ def conclude(night: "Night") -> None:
 def _bill(bill: "Bill") -> str:
     from halter.demo.figures import cents
 
-    return f"{cents(bill.usd)}, {counted(bill.requests, 'request')}"
+    return f"{cents(bill.usd)}\n{counted(bill.requests, 'request')}"
