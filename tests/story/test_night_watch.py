@@ -20,9 +20,8 @@ from halter.core.errors import ConfigError
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
-from halter.demo.live import live
 from halter.demo.place import AGENT, FILES, RULES, Furnished, Place, brain, furnish, place_of, shipped_digest
-from halter.demo.scenery import LEFTOVER, ROUND, is_down
+from halter.demo.scenery import LEFTOVER, ROUND, Scenery, is_down
 from halter.guard.approvals import decide, needs_you
 from halter.testing.world import World
 from tests.story.autonomous import rhythm
@@ -43,11 +42,15 @@ class Demo:
         return furnish(self.place, model, "ada", self.world.now)
 
     def start(self) -> asyncio.Task[None]:
+        return self.world.spawn(self.process())
+
+    async def process(self) -> None:
         store = cast("Any", self.world.store)
         settings = self.place.settings("ada")
         app = App(settings, self.world.clock, self.world.ids, store, cast("Any", None), self.world.purse, {})
         up = Up(app, lambda _, sentence: self.told.append(sentence), chance=random.Random(self.world.seed))
-        return self.world.spawn(live(up, self.place, self.world.clock))
+        around = Scenery(self.place.agent, self.world.clock).around
+        await around(lambda: up.run([self.place.agent]))
 
     async def events(self) -> list[Stored]:
         return await self.world.events(session_stream(SESSION))
@@ -227,6 +230,21 @@ def test_the_service_is_up_at_first_and_goes_down_and_comes_back_within_the_firs
     assert (seconds[0], seconds[-1]) == (False, False)
     assert 10 <= sum(seconds) <= 20
     assert [is_down(ROUND + second * SECOND) for second in range(60)] == seconds
+
+
+async def test_an_agent_that_cannot_run_is_a_sentence_and_no_breakdown(world: World, demo: Demo) -> None:
+    (demo.place.agent / "agent.yaml").write_text("name: night-watch\nmodle: reflex\n")
+    with pytest.raises(ConfigError, match="There is no agent that could run"):
+        await demo.process()
+    assert any("`modle` is not a key" in sentence for sentence in demo.told)
+
+
+async def test_a_disk_that_takes_nothing_more_stops_no_agent(world: World, demo: Demo) -> None:
+    (demo.place.agent / "logs" / "service.log").mkdir()
+    demo.leftover.mkdir()
+    demo.start()
+    await world.advance(MINUTE)
+    assert "woken by signal" in await demo.rhythm()
 
 
 async def test_a_log_does_not_grow_without_end(world: World, demo: Demo) -> None:

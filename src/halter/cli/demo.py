@@ -48,15 +48,17 @@ def demo(
 
 
 def _night(*, as_json: bool) -> None:
+    saying_errors(lambda: _lived(as_json=as_json), interrupted=MADE_UP)
+
+
+def _lived(*, as_json: bool) -> None:
     from halter.cli.night import conclude, introduce, whole_night
 
-    if not as_json:
-        introduce()
-    night = saying_errors(lambda: whole_night(quiet=as_json), interrupted=MADE_UP)
     if as_json:
-        answer_json(night)
+        answer_json(whole_night(quiet=True))
     else:
-        conclude(night)
+        introduce()
+        conclude(whole_night(quiet=False))
 
 
 def _live() -> None:
@@ -112,7 +114,7 @@ async def _watched(app: App, place: "Place", words: Sequence[str]) -> None:
     from halter.brain.together import together
     from halter.cli.printer import Printer
     from halter.cli.up import Lines
-    from halter.demo.live import live
+    from halter.demo.scenery import Scenery
     from halter.journal.patient import PatientStore
 
     store = PatientStore(app.store, app.clock)
@@ -129,4 +131,5 @@ async def _watched(app: App, place: "Place", words: Sequence[str]) -> None:
                     lines.show(item)
                     await printer.written()
 
-        await together([lambda: live(up, place, app.clock), show])
+        around = Scenery(place.agent, app.clock).around
+        await together([lambda: around(lambda: up.run([place.agent])), show])

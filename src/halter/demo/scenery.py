@@ -2,12 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from halter.brain.together import together
 from halter.core.clock import DAY, MINUTE, SECOND, Clock
+from halter.core.errors import ConfigError
 
 DOWN: Final = (12 * SECOND, 27 * SECOND)
 """When the service is down, in each of its rounds."""
@@ -34,18 +36,19 @@ class Scenery:
         self._clock = clock
         self._began = clock.now()
 
-    @asynccontextmanager
-    async def around(self) -> AsyncGenerator[None]:
-        """Be there for the time of a block: the service from its beginning on, the rest as time goes by."""
-        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
-        async with server, asyncio.TaskGroup() as happens:
+    async def around(self, agent: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Be there while an agent runs: the service from the beginning on, the rest as time goes by."""
+        async with await self._serving():
+            await together([agent, self._log, self._leave])
+
+    async def _serving(self) -> asyncio.Server:
+        """Serve on any free port of this machine, and write down which."""
+        try:
+            server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
             (self._folder / "service.port").write_text(str(server.sockets[0].getsockname()[1]), "utf-8")
-            tasks = [happens.create_task(each) for each in (self._log(), self._leave())]
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
+        except OSError as error:
+            raise ConfigError(f"The service that the demo's agent watches could not be started: {error}.") from error
+        return server
 
     @property
     def _down(self) -> bool:
@@ -60,20 +63,21 @@ class Scenery:
         writer.close()
 
     async def _log(self) -> None:
-        """Write a line now and then; while the service is down, into the log of errors."""
+        """Write a line now and then; while the service is down, into the log of errors. A full disk stops no demo."""
         while True:
             name, words = ("errors.log", "503") if self._down else ("service.log", "200")
-            _append(self._folder / "logs" / name, f"{self._clock.now() // SECOND} GET / {words}\n")
+            with suppress(OSError):
+                _append(self._folder / "logs" / name, f"{self._clock.now() // SECOND} GET / {words}\n")
             await self._clock.sleep(LOG_EVERY)
 
     async def _leave(self) -> None:
         """Leave an old file behind, as programs do."""
         await self._clock.sleep(LEFTOVER_AFTER)
-        file = self._folder / "temp" / LEFTOVER
-        if not file.exists():
-            file.write_text("The demo made this file, and made it look old. Nobody needs it.\n", "utf-8")
-            old = (self._clock.now() - AGE) / SECOND
-            os.utime(file, (old, old))
+        file, old = self._folder / "temp" / LEFTOVER, (self._clock.now() - AGE) / SECOND
+        with suppress(OSError):
+            if not file.exists():
+                file.write_text("The demo made this file, and made it look old. Nobody needs it.\n", "utf-8")
+                os.utime(file, (old, old))
 
 
 def _append(file: Path, line: str) -> None:
