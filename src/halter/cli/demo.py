@@ -1,23 +1,29 @@
 """`halter demo`: the worst night, and then an agent that watches this machine."""
 
+import asyncio
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from halter.app import App
-from halter.cli.answer import answer_json, painted, say
+from halter.app.bus import Bus
+from halter.cli.answer import answer_json, painted, say, warn
 from halter.cli.command import INTERRUPTED, WRONG_USE, JsonOption, fail, saying_errors, with_app
 from halter.core.clock import SystemClock
-from halter.core.ids import session_of
+from halter.core.errors import ConfigError
 from halter.settings import person_of
 
 if TYPE_CHECKING:
+    from halter.app.hooks import Hooks
+    from halter.cli.printer import Printer
     from halter.demo.place import Furnished, Place
+
+    Act = Callable[[], Coroutine[Any, Any, None]]
 
 MADE_UP: Final = "Interrupted. The night was made up, and leaves nothing behind."
 PLAN: Final = (
@@ -30,7 +36,7 @@ def demo(
     *,
     night_only: Annotated[bool, typer.Option("--night-only", help="Show the worst night, and leave.")] = False,
     skip_night: Annotated[bool, typer.Option("--skip-night", help="Begin with the live agent.")] = False,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the dashboard's address.")] = False,  # noqa: ARG001
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the dashboard's address.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what Halter is for: the worst night without it and with it, then a live agent on this machine.
@@ -44,7 +50,7 @@ def demo(
     if not skip_night:
         _night(as_json=as_json)
     if not night_only and not as_json:
-        _live()
+        _live(browser=not no_browser)
 
 
 def _night(*, as_json: bool) -> None:
@@ -61,7 +67,7 @@ def _lived(*, as_json: bool) -> None:
         conclude(whole_night(quiet=False))
 
 
-def _live() -> None:
+def _live(*, browser: bool) -> None:
     """Run the agent until somebody interrupts it, which is how it is meant to end."""
     from halter.demo.place import brain, furnish, place_of
 
@@ -72,7 +78,11 @@ def _live() -> None:
     words = words_for(place, model, furnished)
     try:
         with_app(
-            None, lambda app: _watched(app, place, words), new=True, following=True, settings=place.settings(person)
+            None,
+            lambda app: _watched(app, place, words, browser=browser),
+            new=True,
+            following=True,
+            settings=place.settings(person),
         )
     except typer.Exit as left:
         if left.exit_code != INTERRUPTED:
@@ -98,38 +108,53 @@ def words_for(place: "Place", model: str, furnished: "Furnished") -> Sequence[st
         f"Now a live one: night-watch looks after this machine. {PLAN}",
         *(() if "agent.yaml" in furnished.changed else (f"It thinks with {with_what}.",)),
         *furnished.told,
-        f"All of it lies in {place.root}. In another terminal:",
+        f"All of it lies in {place.root}. You can also speak with it in another terminal:",
         f"  export HALTER_STORE={place.root / 'halter.db'}",
         "  halter inbox",
-        "Ctrl-C stops this; the next start goes on where it stands.",
-        "",
     )
 
 
-async def _watched(app: App, place: "Place", words: Sequence[str]) -> None:
-    """Run the agent, and show a line for whatever it does."""
-    from halter.app.bus import Bus
-    from halter.app.follow import heads
-    from halter.app.up import Up
+async def _watched(app: App, place: "Place", words: Sequence[str], *, browser: bool) -> None:
+    """Run the agent with its dashboard, and show a line for whatever it does."""
     from halter.brain.together import together
     from halter.cli.printer import Printer
-    from halter.cli.up import Lines
+    from halter.cli.up import HOW_TO_STOP, bus_of, run_and_show, shows_of
     from halter.demo.scenery import Scenery
-    from halter.journal.patient import PatientStore
 
-    store = PatientStore(app.store, app.clock)
-    bus, seen = Bus(store, app.clock), dict(await heads(store))
+    bus = bus_of(app)
     async with Printer() as printer:
-        lines = Lines(printer, app.clock)
+        shows = shows_of(printer, app.clock, as_json=False)
         for sentence in words:
             printer.put(painted(sentence))
-        up = Up(app, lines.told, bus.pulse)
-
-        async def show() -> None:
-            async with aclosing(bus.listen(seen, lambda stream: bool(session_of(stream)))) as items:
-                async for item in items:
-                    lines.show(item)
-                    await printer.written()
-
+        serving = _dashboard(app, bus, printer, browser=browser)
+        printer.put(painted(f"{HOW_TO_STOP}\n"))
         around = Scenery(place.agent, app.clock).around
-        await together([lambda: around(lambda: up.run([place.agent])), show])
+        running = [lambda: around(lambda: run_and_show(app, [place.agent], bus, shows, _no_deliveries))]
+        await together([*running, *serving])
+
+
+async def _no_deliveries(_: "Hooks") -> None:
+    """The agent has no webhooks."""
+
+
+def _dashboard(app: App, bus: Bus, printer: "Printer", *, browser: bool) -> Sequence["Act"]:
+    """Say where the dashboard is, and how it is served; without its libraries, say what is missing."""
+    from halter.demo.dashboard import dashboard, has_display
+
+    try:
+        found = dashboard(app, bus, lambda sentence: warn(sentence, "red"))
+    except ConfigError as error:
+        printer.put(painted(str(error)))
+        return ()
+    # An address is one word: broken into lines it could not be followed.
+    printer.put(f"{painted(found.told)}{found.url}\n")
+    opens = [lambda: _opened(found.url)] if browser and has_display(os.environ) else []
+    return (found.serve, *opens)
+
+
+async def _opened(url: str) -> None:
+    """Open a browser. Where that fails, the address stands on the screen."""
+    import webbrowser
+
+    with suppress(webbrowser.Error, OSError):
+        await asyncio.to_thread(webbrowser.open, url)
