@@ -3,11 +3,15 @@
 import json
 import signal
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from halter.core.money import DOLLAR
+from halter.demo.dashboard import has_display, taken
+from halter.server.web import PORT
 from tests.story.test_cli_talk import Person
 from tests.story.test_cli_up import Up
 
@@ -117,3 +121,62 @@ def test_changed_code_is_a_sentence_with_the_command_that_trusts_it(ada: Person)
     second = Demo(ada)
     second.until("goes on where it stands")
     second.ends()
+
+
+def login(live: Demo) -> tuple[str, str]:
+    """Read the dashboard's address and its token off the screen."""
+    base, _, secret = live.until("/login#token=").strip().partition("/login#token=")
+    return base, secret
+
+
+def asked(url: str, secret: str) -> int:
+    """Ask a server for something, and tell its status."""
+    host = urlsplit(url)
+    connection = HTTPConnection(str(host.hostname), host.port, timeout=30)
+    try:
+        connection.request("GET", host.path, headers={"Authorization": f"Bearer {secret}"})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_the_address_on_the_screen_opens_the_dashboard_and_its_token_is_kept_nowhere(ada: Person) -> None:
+    live = Demo(ada)
+    base, secret = login(live)
+    live.until("night-watch-1 sleeps")
+    assert asked(f"{base}/api/home", secret) == 200
+    assert asked(f"{base}/api/home", "halter_made-up") == 401
+    live.ends()
+    kept = [file for file in ada.home.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
+    assert kept == []
+    second = Demo(ada)
+    assert login(second)[1] != secret
+    second.ends()
+
+
+def test_where_the_usual_port_is_in_use_the_next_free_one_is_taken_and_told(ada: Person) -> None:
+    with taken(PORT), taken(PORT + 1):
+        live = Demo(ada)
+        base, secret = login(live)
+        port = urlsplit(base).port
+        assert port is not None
+        assert port > PORT + 1
+        assert any(line.startswith(f"Port {PORT} is in use, so the dashboard is at port {port}.") for line in live.seen)
+        assert asked(f"{base}/api/home", secret) == 200
+        live.ends()
+
+
+@pytest.mark.parametrize(
+    ("environ", "platform", "shows"),
+    [
+        ({}, "linux", False),
+        ({"DISPLAY": ""}, "linux", False),
+        ({"DISPLAY": ":0"}, "linux", True),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
+        ({}, "darwin", True),
+    ],
+)
+def test_a_browser_is_opened_only_where_it_could_show_itself(
+    environ: dict[str, str], platform: str, *, shows: bool
+) -> None:
+    assert has_display(environ, platform) is shows
