@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -62,7 +64,7 @@ async def test_every_answer_keeps_browsers_from_doing_more_with_it(house: House)
             headers = (await client.get(path)).headers
             assert headers["x-content-type-options"] == "nosniff"
             assert headers["x-frame-options"] == "DENY"
-            assert headers["referrer-policy"] == "no-referrer"
+            assert headers["referrer-policy"] == "same-origin"
             assert "frame-ancestors 'none'" in headers["content-security-policy"]
             assert "http:" not in headers["content-security-policy"]
             assert not [name for name in headers if name.startswith("access-control")]
@@ -71,11 +73,12 @@ async def test_every_answer_keeps_browsers_from_doing_more_with_it(house: House)
         assert not [name for name in preflight.headers if name.startswith("access-control")]
 
 
-async def logged_in(house: House, name: str = "admin") -> httpx2.AsyncClient:
-    client = house.client(Origin=house.base)
-    answer = await client.post("/login", data={"token": house.secrets[name]})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    return client
+@asynccontextmanager
+async def logged_in(house: House, name: str = "admin") -> AsyncIterator[httpx2.AsyncClient]:
+    async with house.client(Origin=house.base) as client:
+        answer = await client.post("/login", data={"token": house.secrets[name]})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        yield client
 
 
 async def test_a_token_is_exchanged_for_a_cookie_that_no_script_and_no_other_site_sees(house: House) -> None:
@@ -97,7 +100,7 @@ async def test_a_token_is_exchanged_for_a_cookie_that_no_script_and_no_other_sit
 
 
 async def test_a_cookie_ends_after_half_a_day_and_with_its_token(house: House) -> None:
-    async with await logged_in(house) as client, await logged_in(house, "viewer") as other:
+    async with logged_in(house) as client, logged_in(house, "viewer") as other:
         house.office.ground.time += 11 * 60 * MINUTE
         assert (await client.get("/api/whoami")).status_code == 200
         house.tokens.remove("admin")
@@ -181,7 +184,7 @@ HOSTILE: list[tuple[dict[str, str], int]] = [
 
 
 async def test_a_hostile_websocket_is_refused_before_it_is_open(house: House) -> None:
-    async with await logged_in(house) as client:
+    async with logged_in(house) as client:
         cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
     words = {"TOKEN": f"Bearer {house.secrets['admin']}", "COOKIE": cookie, "OWN": house.base}
     for path in ("/api/ws", "/_nicegui_ws/socket.io/?EIO=4&transport=websocket", f"/api/ws?token={words['TOKEN'][7:]}"):

@@ -27,6 +27,8 @@ BROKEN: Final = "Something broke here, which is a mistake of Halter's own: whoev
 REFUSED: Final = 1008
 """With this code a WebSocket is closed to whom it is not open any more; with the next one, to all."""
 GOES: Final = 1001
+DRAINED: Final = 8
+"""A body that is so many times too long is not even read to its end."""
 
 STRICT: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -41,7 +43,8 @@ PAGES: Final = (
 _ALWAYS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
+    # Not none at all: a browser would then hide from us, too, which page a form was sent from.
+    (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
@@ -109,7 +112,7 @@ class Entrance:
             await self._stream(who, who.token.name, scope, receive, send)
             return
         if _has_body(asked) and not asked.path.startswith("/hooks/"):
-            whole = await self._body(asked, receive)
+            whole = await self._body(receive)
             if isinstance(whole, Rejected):
                 await refuse(scope, send, whole)
                 return
@@ -150,18 +153,16 @@ class Entrance:
         in_time = who.until is None or self._clock.now() < who.until
         return in_time and token is not None and self._keys.counts(token)
 
-    async def _body(self, asked: Asked, receive: Receive) -> bytes | Rejected:
-        """Read a body, of whatever length it says to be, and no more of it than is taken."""
-        too_long = Rejected(413, f"The body is longer than the {self._limits.body:,} bytes that are taken.")
-        said = asked.first("content-length")
-        if said.isdecimal() and int(said) > self._limits.body:
-            return too_long
+    async def _body(self, receive: Receive) -> bytes | Rejected:
+        """Read a body, of whatever length it says to be, and keep no more of it than is taken."""
         try:
             async with asyncio.timeout(self._limits.upload / SECOND):
                 body = await _whole(receive, self._limits.body)
         except TimeoutError:
             return Rejected(408, "The body was too long in coming.")
-        return too_long if body is None else body
+        if body is None:
+            return Rejected(413, f"The body is longer than the {self._limits.body:,} bytes that are taken.")
+        return body
 
 
 def asked_of(scope: Scope) -> Asked:
@@ -176,16 +177,17 @@ def _has_body(asked: Asked) -> bool:
 
 
 async def _whole(receive: Receive, most: int) -> bytes | None:
-    body = bytearray()
-    while True:
+    """Read a body; of one that is too long a little more, since who is still sending does not hear an answer."""
+    body, length = bytearray(), 0
+    while length <= DRAINED * most:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        body += message.get("body", b"")
-        if len(body) > most:
-            return None
+        length += len(message.get("body", b""))
+        body += message.get("body", b"") if length <= most else b""
         if not message.get("more_body", False):
-            return bytes(body)
+            return bytes(body) if length <= most else None
+    return None
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
