@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import stat
 from pathlib import Path
 from typing import Any, cast
 
@@ -205,6 +206,11 @@ def test_changed_or_added_code_is_not_trusted_until_a_person_says_so(demo: Demo,
         demo.furnish()
     Trust(demo.place.root / "trust.json").trust(demo.place.agent, folder_digest(demo.place.agent), "ada", 0)
     assert demo.furnish().told[-1] == "Its code is not what came with Halter, and you trusted it."
+
+
+def test_nobody_else_can_look_into_the_demos_folder(demo: Demo) -> None:
+    folders = [demo.place.root, *(path for path in demo.place.root.rglob("*") if path.is_dir())]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
 
 
 def test_the_demo_lives_beside_the_usual_store_whichever_store_is_set(tmp_path: Path) -> None:

@@ -77,8 +77,9 @@ class Furnished(msgspec.Struct, frozen=True):
 def furnish(place: Place, model: str, by: str, now: int) -> Furnished:
     """Lay out the agent's files, except those that a person changed, and trust its code if it is what was shipped."""
     try:
-        for folder in FOLDERS:
-            (place.agent / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.root.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (place.root, place.agent, *(place.agent / name for name in FOLDERS)):
+            folder.mkdir(mode=0o700, exist_ok=True)
         changed = _laid_out(place, {name: shipped(name, model) for name in FILES})
     except OSError as error:
         raise ConfigError(
