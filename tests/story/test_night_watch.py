@@ -228,7 +228,7 @@ def test_the_demo_lives_beside_the_usual_store_whichever_store_is_set(tmp_path: 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"which cannot be written \(Not a directory\): set XDG_STATE_HOME"):
-        furnish(Place(tmp_path / "file" / "demo"), RULES, "ada", 0)
+        furnish(Place(tmp_path / "file" / "halter" / "demo"), RULES, "ada", 0)
 
 
 def test_the_service_is_up_at_first_and_goes_down_and_comes_back_within_the_first_minute() -> None:

@@ -10,8 +10,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from halter.cli.answer import answer_table, counted, say
+from halter.cli.answer import answer_table, say
 from halter.core.clock import SECOND
+from halter.core.text import counted
 
 if TYPE_CHECKING:
     from halter.demo.figures import Night
