@@ -28,8 +28,8 @@ $(INSTALLED): pyproject.toml requirements/dev.txt
 system:
 	@scripts/system-packages tests
 
-run: setup system
-	$(BIN)/halter drill all
+run: setup
+	@$(BIN)/halter demo
 
 test: check system
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

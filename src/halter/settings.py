@@ -54,14 +54,14 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
         store=store or environ.get("HALTER_STORE") or str(needed("HALTER_STORE", *_STATE, "halter.db")),
         checkpoints=needed("HALTER_CHECKPOINTS", *_STATE, "checkpoints"),
         signing_key=needed("HALTER_SIGNING_KEY", *_CONFIG, "signing.key"),
-        person=_person(environ),
+        person=person_of(environ),
         trust=place("HALTER_TRUST", *_CONFIG, "trust.json"),
         fleet=Path(environ["HALTER_FLEET"]) if environ.get("HALTER_FLEET") else found,
         tokens=place("HALTER_TOKENS", *_CONFIG, "tokens.json"),
     )
 
 
-def _person(environ: Mapping[str, str]) -> str:
+def person_of(environ: Mapping[str, str]) -> str:
     """Name whoever speaks. What an agent started is told by a variable of its own, and is no person."""
     if environ.get(STARTED_BY_AGENT):
         return f"{AGENT}{environ[STARTED_BY_AGENT]}"

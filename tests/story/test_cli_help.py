@@ -23,7 +23,7 @@ from halter.cli.tree import COMMANDS, whole
 from tests.story.clerks import environment, furnish
 
 SPEC = {
-    "Run": ["init", "run", "chat", "play"],
+    "Run": ["init", "run", "chat", "play", "demo"],
     "Run by themselves": ["up", "serve", "on", "off"],
     "Look": ["sessions", "show", "tail", "receipt", "report", "export"],
     "Steer": ["inbox", "approve", "deny", "halt", "resume", "cancel", "budget"],
@@ -33,8 +33,8 @@ SPEC = {
 FOLLOWING = {"halter up clerk", "halter up clerk --json", "halter tail", "halter tail clerk-1 --after 2"}
 """These go on until somebody interrupts them."""
 
-ELSEWHERE = set(EXAMPLES["serve"])
-"""A port belongs to whoever takes it first: these are tried in test_cli_serve.py, on ports of its own."""
+ELSEWHERE = {*EXAMPLES["serve"], *EXAMPLES["demo"]}
+"""A port belongs to whoever takes it first, and a night takes a while: these have tests of their own."""
 
 BEFORE = {
     "halter resume fleet": "halter halt fleet",
@@ -201,7 +201,7 @@ def test_an_answer_in_json_is_json_and_nothing_else(home: Path, line: str) -> No
 
 def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
     asked = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
-    assert set(ALL) - asked == {"up", "serve", "tail", "chat", "resume", "tokens remove"}
+    assert set(ALL) - asked == {"up", "serve", "tail", "chat", "demo", "resume", "tokens remove"}
 
 
 @pytest.mark.parametrize(

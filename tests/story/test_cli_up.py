@@ -23,9 +23,10 @@ class Up:
     """Agents that run by themselves in a process of their own, and what it shows."""
 
     begun: ClassVar[list["Up"]] = []
+    command: ClassVar[tuple[str, ...]] = ("up",)
 
     def __init__(self, person: Person, *words: str) -> None:
-        self.program = person.begins("up", *words, stdin=subprocess.DEVNULL)
+        self.program = person.begins(*self.command, *words, stdin=subprocess.DEVNULL)
         self.seen: list[str] = []
         self.begun.append(self)
 
@@ -250,7 +251,7 @@ def test_the_help_has_a_place_for_agents_that_run_by_themselves(ada: Person) -> 
     panels = [said.index(title) for title in ("Run ", "Run by themselves", "Look", "Steer", "Trust")]
     assert panels == sorted(panels)
     part = said[said.index("Run by themselves") : said.index("Look")]
-    assert re.findall(r"^│ (\w+) ", part, re.MULTILINE) == ["up", "on", "off"]
+    assert re.findall(r"^│ (\w+) ", part, re.MULTILINE) == ["up", "serve", "on", "off"]
 
 
 def rows(person: Person, *words: str) -> dict[str, Any]:

@@ -225,3 +225,19 @@ def test_real_sockets_work_in_every_order(seed: int | None) -> None:
 
     words = [b"%d" % number * 1000 for number in range(10)]
     assert run(scene(), seed=seed) == words
+
+
+def test_without_threads_what_blocks_is_done_at_once_and_its_failure_reaches_who_waits() -> None:
+    async def scene() -> tuple[bool, str]:
+        same = await asyncio.to_thread(threading.get_ident) == threading.get_ident()
+        try:
+            await asyncio.to_thread(int, "no number")
+        except ValueError as error:
+            return same, str(error)
+        return same, ""
+
+    with asyncio.Runner(loop_factory=lambda: SeedLoop(0, threads=False)) as runner:
+        same, error = runner.run(scene())
+    assert same
+    assert error.startswith("invalid literal")
+    assert run(scene())[0] is False

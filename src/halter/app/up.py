@@ -28,6 +28,7 @@ from halter.config.pacing import unwritten
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import ConfigError, LeaseLost
 from halter.core.ids import FLEET, SessionId, new_worker
+from halter.core.messages import Model
 from halter.core.ports import EVERY_STREAM, Change, Lease, Query
 from halter.core.rows import FREE, AgentRow, HaltRow, SessionRow
 from halter.core.task_rows import TriggerRow
@@ -67,7 +68,9 @@ class Up:
         pulse: Pulse = nobody,
         chance: random.Random = CHANCE,
         serve: Serve | None = None,
+        given: Mapping[str, Model] | None = None,
     ) -> None:
+        """Models that are `given` are used as they are, by their names."""
         self.agents: dict[str, Living] = {}
         self._triggers: dict[str, Triggers] = {}
         self._app = app
@@ -76,6 +79,7 @@ class Up:
         self._pulse = pulse
         self._chance = chance
         self._serve = serve or _nobody_listens
+        self._given = given
         self._worker = new_worker("up", app.ids)
         self._said: dict[str, str] = {}
         self._news = asyncio.Event()
@@ -113,7 +117,7 @@ class Up:
         """Put an agent together."""
         try:
             agent = await stack.enter_async_context(assembled(self._app, folder))
-            models = await stack.enter_async_context(models_of(self._app, agent))
+            models = await stack.enter_async_context(models_of(self._app, agent, self._given))
             speaking = Speaking(self._app, agent, models, self._worker, chance=self._chance)
             speaking.demand_model()
             await self._demand_autonomy(speaking, folder)

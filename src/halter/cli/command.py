@@ -69,6 +69,7 @@ def with_app(
     warned: bool = True,
     new: bool = False,
     following: bool = False,
+    settings: Settings | None = None,
 ) -> T:
     """Do a job on a store that is there, with everything opened and closed around it.
 
@@ -76,13 +77,14 @@ def with_app(
     command that begins something makes a `new` one.
     Whatever was committed without a checkpoint is warned of, unless the command tells of that itself.
     Where something is followed, an interrupt is how it ends, and nothing is to be said of it.
+    What has places of its own brings its `settings` along.
     """
 
     async def main() -> tuple[T, str]:
-        settings = settings_for(store)
+        places = settings or settings_for(store)
         if not new:
-            refuse_missing(settings.store)
-        async with open_app(replace(settings, store=hurried(settings.store)), environ=os.environ) as app:
+            refuse_missing(places.store)
+        async with open_app(replace(places, store=hurried(places.store)), environ=os.environ) as app:
             answer = await job(app)
         return answer, app.checkpointer.problem
 

@@ -13,6 +13,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ('halter run clerk "What is 17 * 23?"', 'halter run clerk "hello" --json'),
     "chat": ("halter chat clerk",),
     "play": ("halter play clerk/welcome.yaml --input who=Ada",),
+    "demo": ("halter demo", "halter demo --night-only --json"),
     "up": ("halter up clerk", "halter up clerk --json"),
     "serve": ("halter serve clerk", "halter serve clerk --listen 127.0.0.1:9000"),
     "on": ("halter on clerk", 'halter on ./clerk --reason "back from holiday"'),

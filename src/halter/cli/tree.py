@@ -19,6 +19,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "run": ("talk:run", "Give an agent something to do, and wait until it is done."),
         "chat": ("talk:chat", "Talk with an agent, line by line."),
         "play": ("play:play", "Run a playbook through the guard, call by call."),
+        "demo": ("demo:demo", "Show what Halter is for, then watch this machine."),
     },
     "Run by themselves": {
         "up": ("up:up", "Run agents by themselves until you interrupt it."),

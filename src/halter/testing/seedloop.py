@@ -41,10 +41,12 @@ class SeedLoop(asyncio.SelectorEventLoop):
 
     asyncio promises an order for `call_soon`, and its transports rely on it. It promises none for tasks that
     are ready together, nor for timers of the same moment. So those, and only those, are drawn by the seed.
+    One without `threads` does at once what would be done in one: then nothing depends on which of two is faster.
     """
 
-    def __init__(self, seed: int | None, start: int = START) -> None:
+    def __init__(self, seed: int | None, start: int = START, *, threads: bool = True) -> None:
         self._start = start
+        self._threads = threads
         self._virtual = _VirtualSelector()
         self._pool = None if seed is None else _Pool(random.Random(seed))
         self._numbers = itertools.count(1)
@@ -81,9 +83,19 @@ class SeedLoop(asyncio.SelectorEventLoop):
             self._virtual.outside -= 1
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        if not self._threads:
+            return self._done_at_once(func, *args)
         future = super().run_in_executor(executor, func, *args)
         self._virtual.outside += 1
         future.add_done_callback(self._came_back)
+        return future
+
+    def _done_at_once(self, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001  whatever it is, it is for whoever waits, as from a thread
+            future.set_exception(error)
         return future
 
     def _came_back(self, _: asyncio.Future[Any]) -> None:

@@ -34,6 +34,7 @@ class World:
     `journal` is the disk: it outlives crashes and is there to be looked at. `store` and `purse` are what the
     process works with; after a crash they raise `Crashed`, and `restart` puts new ones in their place.
     In an `orderly` one, what is ready together runs in the order in which it became so: long lives pass faster.
+    In one without `threads`, what blocks is done at once, so that what real threads would decide replays as well.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class World:
         start: int = START,
         crash: Crash | None = None,
         orderly: bool = False,
+        threads: bool = True,
     ) -> None:
         self.seed = seed
-        self.clock = SeedLoop(None if orderly else seed, start)
+        self.clock = SeedLoop(None if orderly else seed, start, threads=threads)
         self.random = random.Random(f"chance {seed}")
         self.ids = SeededIds(f"ids {seed}", self.clock.now)
         self.journal = JournalStore(self._engine(path), inline=True, salt=seeded_salts(f"salts {seed}"))

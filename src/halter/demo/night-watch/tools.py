@@ -1,0 +1,72 @@
+"""What night-watch looks at. Nothing here changes anything: a file is deleted by Halter's own tool, if you agree."""
+
+import http.client
+import os
+import time
+from pathlib import Path
+
+from halter import tool
+
+HERE = Path(__file__).parent
+DAY = 86_400
+BEFORE: list[tuple[int, int]] = []
+"""What the processor had done when it was looked at last: time in all, and time at rest."""
+
+
+@tool(level="SAFE", effect="read")
+def look_at_machine() -> dict[str, float]:
+    """Tell how much of the processor, the memory and the disk is used, in percent."""
+    return {"cpu": _cpu(), "memory": _memory(), "disk": _disk(HERE)}
+
+
+@tool(level="SAFE", effect="read")
+def check_service() -> dict[str, bool | int]:
+    """Ask the local service how it is. Without an answer its status is 0."""
+    try:
+        port = int((HERE / "service.port").read_text("utf-8"))
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+        try:
+            connection.request("GET", "/")
+            status = connection.getresponse().status
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException):
+        status = 0
+    return {"up": status == http.client.OK, "status": status}
+
+
+@tool(level="SAFE", effect="read")
+def list_old_files(days: int) -> list[str]:
+    """List the temporary files that nobody has touched for so many days."""
+    oldest = time.time() - days * DAY
+    files = [file for file in (HERE / "temp").iterdir() if file.is_file() and not file.is_symlink()]
+    return sorted(file.name for file in files if file.stat().st_mtime < oldest)
+
+
+def _cpu() -> float:
+    """Compare what the processor has done with the last time; without such figures, take the load."""
+    try:
+        times = [int(part) for part in Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return round(min(100.0, 100 * os.getloadavg()[0] / (os.cpu_count() or 1)), 1)
+    now = (sum(times), sum(times[3:5]))
+    then = BEFORE.pop() if BEFORE else (0, 0)
+    BEFORE.append(now)
+    total, rest = now[0] - then[0], now[1] - then[1]
+    return round(100 * (1 - rest / total), 1) if total > 0 else 0.0
+
+
+def _memory() -> float:
+    try:
+        lines = [line.split() for line in Path("/proc/meminfo").read_text("utf-8").splitlines()]
+    except OSError:
+        return 0.0
+    figures = {line[0]: int(line[1]) for line in lines if len(line) > 1}
+    total = figures.get("MemTotal:", 0)
+    return round(100 * (1 - figures.get("MemAvailable:", total) / total), 1) if total else 0.0
+
+
+def _disk(folder: Path) -> float:
+    about = os.statvfs(folder)
+    used = about.f_blocks - about.f_bfree
+    return round(100 * used / (used + about.f_bavail), 1) if used + about.f_bavail else 0.0

@@ -1,0 +1,144 @@
+"""The worst night: what a plain loop pays, what Halter pays, and that both are worked out and not made up."""
+
+import functools
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from halter.cli.answer import json_line
+from halter.cli.night import conclude
+from halter.core.clock import HOUR
+from halter.core.events import CostCapReached, ItemQuarantined, RequestSettled
+from halter.core.messages import Prompt, user
+from halter.core.money import DOLLAR
+from halter.core.usage import Usage
+from halter.demo.figures import Incident, cents, night, told
+from halter.demo.night import EVENING, Bill, Frame, Lived, lived
+from halter.demo.provider import MODEL, price, tokens
+from halter.demo.scenes import INVOICES, REPORTS, SCENES, handbook
+
+NAMES = [scene.name for scene in SCENES]
+STUCK, IDLE, PARALLEL = SCENES
+
+
+@functools.cache
+def once(name: str) -> tuple[Lived, list[Frame]]:
+    """Live through an incident, once for all tests."""
+    frames: list[Frame] = []
+    (scene,) = [scene for scene in SCENES if scene.name == name]
+    return lived(scene, frames.append), frames
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_halter_asks_less_and_pays_less_than_a_plain_loop(name: str) -> None:
+    came, _ = once(name)
+    assert 0 < came.within.requests < came.without.requests
+    assert 0 < 4 * came.within.usd < came.without.usd
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bills_grow_from_frame_to_frame_up_to_what_is_told_at_the_end(name: str) -> None:
+    came, frames = once(name)
+    assert [frame.share for frame in frames] == sorted(frame.share for frame in frames)
+    assert frames[-1].share == 1
+    for side in ("without", "within"):
+        bills = [(bill.usd, bill.requests) for bill in (getattr(frame, side) for frame in frames)]
+        assert bills == sorted(bills)
+        assert frames[-1].at == EVENING + came.scene.span
+        assert getattr(frames[-1], side) == getattr(came, side)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_request_in_the_journal_was_paid_at_the_real_price(name: str) -> None:
+    came, _ = once(name)
+    rates = price()
+    settled = [stored.event for stored in came.events if isinstance(stored.event, RequestSettled)]
+    assert {event.outcome for event in settled} == {"ok"}
+    for event in settled:
+        assert event.usage is not None
+        assert event.charge is not None
+        assert event.charge.usd == rates.cost(event.usage, EVENING)
+
+
+def test_the_same_figures_come_out_every_time() -> None:
+    first, _ = once(PARALLEL.name)
+    again = lived(PARALLEL, lambda _: None)
+    assert told(again) == told(first)
+    assert [(stored.stream, stored.at, stored.kind) for stored in again.events] == [
+        (stored.stream, stored.at, stored.kind) for stored in first.events
+    ]
+
+
+def test_what_cannot_be_done_is_tried_three_times_and_then_left_to_a_person_while_the_rest_is_done() -> None:
+    came, _ = once(STUCK.name)
+    (quarantined,) = [stored.event for stored in came.events if isinstance(stored.event, ItemQuarantined)]
+    assert quarantined.attempts == 3
+    assert quarantined.sentence.startswith("invoice-4.txt was tried 3 times")
+    assert [row.state for row in came.sessions].count("COMPLETED") == INVOICES - 1
+    assert any(stored.stream == "outbox" and b"is left to you" in (stored.body or b"") for stored in came.events)
+
+
+def test_an_idle_agent_thinks_only_when_something_has_changed() -> None:
+    came, _ = once(IDLE.name)
+    at = [stored.at - EVENING for stored in came.events if stored.kind == "turn_started"]
+    assert len(at) == came.within.requests
+    assert [moment // HOUR for moment in at[-2:]] == [3, 3]
+    assert came.without.requests == 8 * 60
+
+
+def test_twenty_runs_beside_each_other_never_spend_more_than_their_one_cap() -> None:
+    came, frames = once(PARALLEL.name)
+    assert all(frame.within.usd <= DOLLAR for frame in frames)
+    assert came.without.usd > 3 * DOLLAR
+    assert len(came.sessions) == REPORTS
+    (cap,) = {stored.event.cap for stored in came.events if isinstance(stored.event, CostCapReached)}
+    assert cap == DOLLAR
+
+
+def test_nobody_who_waits_for_money_loses_what_was_done() -> None:
+    came, _ = once(PARALLEL.name)
+    assert {row.state for row in came.sessions} == {"COMPLETED", "SLEEPING"}
+
+
+def test_tokens_are_counted_from_what_is_sent() -> None:
+    short, long = (Prompt(system=handbook(rules), messages=(user("hello"),)) for rules in (1, 100))
+    assert tokens(short) < tokens(long)
+    assert 0.2 * len(long.system) < tokens(long) < 0.3 * len(long.system)
+    assert price().cost(Usage(1_000_000 // 10, 0), EVENING) == 3 * DOLLAR // 10
+
+
+def test_programs_get_the_figures_under_plain_names() -> None:
+    incidents = [told(once(name)[0]) for name in NAMES]
+    read = msgspec.json.decode(json_line(night(incidents)))
+    assert read["model"] == str(MODEL)
+    assert list(read) == ["model", "incidents", "without", "with", "overruns"]
+    assert read["overruns"] == 0
+    assert [each["name"] for each in read["incidents"]] == NAMES
+    for side in ("without", "with"):
+        assert read[side]["usd"] == sum(each[side]["usd"] for each in read["incidents"])
+        assert read[side]["requests"] == sum(each[side]["requests"] for each in read["incidents"])
+
+
+def test_what_stopped_it_is_read_from_the_journal_and_not_typed_in() -> None:
+    came, _ = once(IDLE.name)
+    skipped = [stored for stored in came.events if stored.kind == "turn_skipped"]
+    assert f"{len(skipped)} of {len(skipped) + 4} wakes" in told(came).stopped_by
+    fewer = msgspec.structs.replace(came, events=[stored for stored in came.events if stored not in skipped[:10]])
+    assert f"{len(skipped) - 10} of" in told(fewer).stopped_by
+
+
+def test_amounts_are_written_to_the_cent() -> None:
+    assert [cents(usd) for usd in (0, 340_000, 29_671_332, 1_234_567_890)] == ["$0.00", "$0.34", "$29.67", "$1,234.57"]
+    assert isinstance(told(once(IDLE.name)[0]), Incident)
+    assert isinstance(once(IDLE.name)[0].within, Bill)
+
+
+def test_the_page_about_the_demo_shows_what_it_really_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    conclude(night([told(once(name)[0]) for name in NAMES]))
+    said = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    page = (Path(__file__).parents[2] / "docs" / "demo.md").read_text("utf-8")
+    assert f"```\n{said}\n```" in page
