@@ -1,0 +1,62 @@
+"""Every command and every example of the documentation is tried out, as a reader would."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Page, all_pages
+from tests.docs.reading import WITH_A_MODEL, Reader, commands_of
+from tests.docs.terminal import Terminal
+
+PAGES = all_pages()
+SHOWN = {"yaml", "json", "python", "console", "sh", "text", "ini", "nginx", "html"}
+
+NOT_RUN: dict[str, list[str]] = {}
+"""The blocks that cannot run in a test, by page, each with its reason."""
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    terminal = Terminal(tmp_path)
+    yield Reader(terminal, tmp_path)
+    terminal.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_what_a_page_shows_is_so(page: Page, reader: Reader) -> None:
+    for name, text in page.hidden:
+        path = reader.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    for block in page.blocks:
+        if block.note("not run") is None:
+            reader.tries(block)
+
+
+def test_what_is_not_run_is_known_and_says_why() -> None:
+    found = {page.name: [why for block in page.blocks if (why := block.note("not run")) is not None] for page in PAGES}
+    assert {name: reasons for name, reasons in found.items() if reasons} == NOT_RUN
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert [str(block) for page in PAGES for block in page.blocks if block.language not in SHOWN] == []
+
+
+def test_examples_that_ask_a_provider_stand_where_a_provider_answers_them() -> None:
+    asking = {page.name for page in PAGES for block in page.blocks if WITH_A_MODEL.search(block.text)}
+    assert asking <= {"README.md", "docs/programs.md"}
+
+
+def test_a_block_of_commands_has_commands() -> None:
+    empty = [
+        str(block)
+        for page in PAGES
+        for block in page.blocks
+        if block.language == "sh" and block.note("not run") is None and not list(commands_of(block))
+    ]
+    assert empty == []
