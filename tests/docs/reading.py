@@ -125,8 +125,8 @@ def commands_of(block: Block) -> Iterator[tuple[str, str]]:
                 yield command, ""
         return
     found = list(TYPED.finditer(block.text))
-    for each, following in zip(found, [*found[1:], None], strict=True):
-        end = following.start() if following else len(block.text)
+    for number, each in enumerate(found):
+        end = found[number + 1].start() if number + 1 < len(found) else len(block.text)
         command = re.sub(r"\s{2,}#\s.*$", "", each[1].replace("\\\n", ""))
         yield command, block.text[each.end() : end]
 
