@@ -357,7 +357,8 @@ async def test_every_question_is_answered_in_plain_values(store: JournalStore) -
     await store.commit(settling("settled", 1))
     await store.commit(holding("held"))
     given = {
-        "session": "one", "limit": 10, "before": 1, "name": "search", "purpose": "turn", "since": 0,
+        "session": "one", "limit": 10, "before": 1, "until": 1, "part": 1,
+        "name": "search", "purpose": "turn", "since": 0,
         "stream": FLEET, "seq": 0, "position": 0, "hash": b"", "after": 0, "through": 1, "call": "",
         "decision": "", "scope": "fleet", "window": "", "unit": "usd",
         "now": 0, "agent": "night-watch", "kind": "task", "worker": "w",

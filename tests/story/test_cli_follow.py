@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from halter.app.desk.waiting import Waiting
 from halter.app.follow import POLL, Follower, growing
 from halter.cli import build
 from halter.cli.audit import settled
 from halter.cli.cursor import Cursor, read_cursor, write_cursor
 from halter.cli.export import sink
 from halter.cli.tail import line
-from halter.cli.waiting import Waiting
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError
 from halter.core.events import (

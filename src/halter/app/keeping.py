@@ -147,9 +147,9 @@ async def _bytes(store: Store, body: bytes | None, blob: Digest | None) -> bytes
         return None
 
 
-async def settle(app: App, left: Left, status: Kept, reason: str = "") -> bool:
+async def settle(app: App, left: Left, status: Kept, reason: str = "", by: str = "") -> bool:
     """Write down what a person makes of it. Where a question about it waits, this is the answer."""
-    by, key = app.settings.person, app.ids.new()
+    by, key = by or app.settings.person, app.ids.new()
     for one in await approvals.needs_you(app.store):
         if one.decision == f"proposal/{left.id}" and one.expires_at > app.clock.now():
             write = approvals.decide(one, "deny" if status == "dismissed" else "approve", by, app.ids.new(), reason)

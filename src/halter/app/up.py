@@ -286,21 +286,21 @@ def _of_people(change: Change) -> bool:
     return change.stream in (FLEET, EVERY_STREAM)
 
 
-async def turn_on(app: App, agent: str, reason: str = "") -> None:
+async def turn_on(app: App, agent: str, reason: str = "", by: str = "") -> None:
     """Switch an agent on, and let go on what was paused: what a breakdown left to a person, or what did nothing."""
-    store = PatientStore(app.store, app.clock)
-    committed = await store.commit(switch_on(agent, app.settings.person, app.ids.new(), reason))
+    store, by = PatientStore(app.store, app.clock), by or app.settings.person
+    committed = await store.commit(switch_on(agent, by, app.ids.new(), reason))
     if not committed.events:
         raise ConfigError("Only a person switches an agent on, and this was started by an agent.")
     for row in (*await _open(app, agent), *await open_tasks(app, agent)):
         if row.state == "PAUSED":
-            await store.commit(life.message(row.session, app.ids.new(), b"", app.settings.person))
+            await store.commit(life.message(row.session, app.ids.new(), b"", by))
 
 
-async def turn_off(app: App, agent: str, reason: str = "") -> Sequence[str]:
+async def turn_off(app: App, agent: str, reason: str = "", by: str = "") -> Sequence[str]:
     """Switch an agent off, and stop its session; name what was stopped."""
     sessions = [row.session for row in (*await _open(app, agent), *await open_tasks(app, agent))]
-    await app.store.commit(switch_off(agent, sessions, app.settings.person, app.ids.new(), reason))
+    await app.store.commit(switch_off(agent, sessions, by or app.settings.person, app.ids.new(), reason))
     return sessions
 
 

@@ -8,9 +8,11 @@ import msgspec
 import typer
 
 from halter.app import App
+from halter.app.desk import auditing
+from halter.app.desk.auditing import Wanted
 from halter.app.follow import EVERYTHING, Follower, growing, heads
 from halter.cli.answer import answer_json, answer_line, answer_table, counted, say
-from halter.cli.command import WRONG_USE, JsonOption, StoreOption, duration, fail, with_app
+from halter.cli.command import WRONG_USE, JsonOption, StoreOption, desk_of, duration, fail, with_app
 from halter.cli.cursor import Cursor, cursor_path, is_name, read_cursor, write_cursor
 from halter.cli.export import OUTPUT, sink
 from halter.cli.moments import written
@@ -24,18 +26,6 @@ USUAL: Final = "1d"
 
 Put = Callable[[Sequence[AuditEntry]], None]
 """Something that takes rows, and has them when it returns."""
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """Which rows somebody wants to see, and from when on."""
-
-    back: int
-    tool: str = ""
-    outcome: str = ""
-
-    def fits(self, row: AuditFound) -> bool:
-        """Tell whether a row is one of them."""
-        return self.tool in {"", row.tool} and self.outcome in {"", row.outcome}
 
 
 def audit(
@@ -58,15 +48,15 @@ def audit(
     What is followed or exported are calls that have come to an outcome. With a cursor nothing is ever left out; after a
     crash some rows may come twice, so tell them apart by call, outcome and created_at.
     """
-    wanted = Wanted(duration(since or USUAL), tool, outcome)
+    back, wanted = duration(since or USUAL), Wanted(tool=tool, outcome=outcome)
     if cursor:
         _refuse_beside_cursor(cursor, export, [since, tool, outcome])
     if export:
-        _export(export, cursor, wanted, store, follow=follow)
+        _export(export, cursor, back, wanted, store, follow=follow)
     elif follow:
-        with_app(store, lambda app: _followed(app, wanted, _print_json if as_json else _print), following=True)
+        with_app(store, lambda app: _followed(app, back, wanted, _print_json if as_json else _print), following=True)
     else:
-        _show(wanted, store, as_json=as_json)
+        _show(back, wanted, store, as_json=as_json)
 
 
 def _refuse_beside_cursor(cursor: str, export: str, narrowing: Iterable[str]) -> None:
@@ -78,9 +68,9 @@ def _refuse_beside_cursor(cursor: str, export: str, narrowing: Iterable[str]) ->
         fail("--cursor is for everything: leave out --since, --tool and --outcome, or leave out --cursor.", WRONG_USE)
 
 
-def _show(wanted: Wanted, store: str | None, *, as_json: bool) -> None:
+def _show(back: int, wanted: Wanted, store: str | None, *, as_json: bool) -> None:
     async def job(app: App) -> list[AuditEntry]:
-        return [entry(row) async for row in _since(app, wanted)]
+        return [entry(row) async for row in auditing.audit(desk_of(app), _from(app, back, wanted))]
 
     entries = with_app(store, job)
     if as_json:
@@ -105,14 +95,8 @@ def _show(wanted: Wanted, store: str | None, *, as_json: bool) -> None:
     answer_table("Audit", columns, rows, right="cost", long="arguments result", empty="No audited calls in that time.")
 
 
-async def _since(app: App, wanted: Wanted) -> AsyncGenerator[AuditFound]:
-    """Read the audit from a moment on, whether or not its calls have come to an outcome."""
-    cursor = {"since": app.clock.now() - wanted.back, "call": "", "limit": PAGE}
-    while page := await app.store.ask(Query("audit_since", AuditFound, cursor)):
-        for row in page:
-            if wanted.fits(row):
-                yield await with_words(app.store, row)
-        cursor = {"since": page[-1].created_at, "call": page[-1].call, "limit": PAGE}
+def _from(app: App, back: int, wanted: Wanted) -> Wanted:
+    return msgspec.structs.replace(wanted, since=app.clock.now() - back)
 
 
 def _print(entries: Sequence[AuditEntry]) -> None:
@@ -131,10 +115,10 @@ def _print_json(entries: Sequence[AuditEntry]) -> None:
         answer_line(e)
 
 
-async def _followed(app: App, wanted: Wanted, put: Put) -> None:
+async def _followed(app: App, back: int, wanted: Wanted, put: Put) -> None:
     """Hand on what was, then what comes. What settles in between may be in both, and is told once."""
     follower = Follower(app.store, dict(await heads(app.store)), wanted=_has_calls)
-    told = await _put_past(app, wanted, put)
+    told = await _put_past(app, _from(app, back, wanted), put)
     async with aclosing(growing(app.store, app.clock)) as changes:
         async for change in changes:
             rows = [row async for row in settled(app.store, follower, change)]
@@ -146,7 +130,7 @@ def _has_calls(stream: StreamId) -> bool:
 
 
 async def _put_past(app: App, wanted: Wanted, put: Put) -> Collection[tuple[str, int]]:
-    rows = [row async for row in _since(app, wanted) if row.outcome]
+    rows = [row async for row in auditing.audit(desk_of(app), wanted) if row.outcome]
     put([entry(row) for row in rows])
     return {(row.call, row.settled_seq) for row in rows}
 
@@ -169,7 +153,7 @@ async def _row(store: Store, stored: Stored) -> AuditFound | None:
     return await with_words(store, as_it_was(found[0], stored)) if found else None
 
 
-def _export(target: str, cursor: str, wanted: Wanted, store: str | None, *, follow: bool) -> None:
+def _export(target: str, cursor: str, back: int, wanted: Wanted, store: str | None, *, follow: bool) -> None:
     count = 0
 
     async def job(app: App) -> None:
@@ -184,9 +168,9 @@ def _export(target: str, cursor: str, wanted: Wanted, store: str | None, *, foll
             if cursor:
                 await _from_cursor(app, cursor, put, follow=follow)
             elif follow:
-                await _followed(app, wanted, put)
+                await _followed(app, back, wanted, put)
             else:
-                await _put_past(app, wanted, put)
+                await _put_past(app, _from(app, back, wanted), put)
 
     with_app(store, job, following=follow)
     if target != OUTPUT:

@@ -16,7 +16,7 @@ A command leaves with one of these codes:
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -24,12 +24,13 @@ import typer
 from msgspec.structs import replace
 
 from halter.app import App, open_app
+from halter.app.desk import Desk, Who
+from halter.app.desk import desk as desks
 from halter.cli.answer import warn
 from halter.core.clock import DAY
 from halter.core.durations import parse_duration
-from halter.core.errors import HalterError, StoreUnusable
+from halter.core.errors import HalterError, NotDone, NotDoneWhy, StoreUnusable
 from halter.core.ids import may_decide
-from halter.core.text import clean
 from halter.settings import Settings, read_settings
 
 T = TypeVar("T")
@@ -41,6 +42,13 @@ OURS: Final = 70
 INTERRUPTED: Final = 130
 UNREAD: Final = 141
 
+CODES: Final[Mapping[NotDoneWhy, int]] = {
+    "wrong": WRONG_USE,
+    "missing": WRONG_USE,
+    "refused": NOT_FINE,
+    "forbidden": NOT_FINE,
+}
+
 ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What tells a program to end."""
 
@@ -48,8 +56,6 @@ STANDS: Final = "Interrupted; what was committed stands."
 
 LONGEST: Final = 36_500 * DAY
 """No duration that anybody means is longer: a hundred years."""
-
-SCOPES: Final = ("agent:", "trigger:", "session:")
 
 CONNECT_SECONDS: Final = 5
 """How long a person waits for a server that does not answer. A worker has more patience."""
@@ -149,6 +155,8 @@ def saying_errors(job: Callable[[], T], code: int = UNUSABLE, interrupted: str =
     """Turn an error of the world into its sentence and an exit code; nobody is shown a traceback."""
     try:
         return job()
+    except NotDone as no:
+        fail(str(no), CODES[no.why])
     except HalterError as error:
         fail(str(error), code)
     except KeyboardInterrupt:
@@ -161,6 +169,11 @@ def fail(sentence: str, code: int) -> NoReturn:
     """Say a sentence to the person and leave with a code for scripts."""
     warn(sentence, "red")
     raise typer.Exit(code)
+
+
+def desk_of(app: App) -> Desk:
+    """Let whoever typed sit down: who has the store itself has every right there."""
+    return Desk(app, Who(app.settings.person))
 
 
 def only_a_person(app: App, what: str) -> None:
@@ -181,14 +194,5 @@ def duration(text: str) -> int:
 
 
 def readable(text: str, what: str) -> str:
-    """Refuse a name that nothing in a store can have, because no store could keep it."""
-    if clean(text) != text:
-        fail(f"{text!r} cannot be {what}: it holds characters that are no text.", WRONG_USE)
-    return text
-
-
-def readable_scope(scope: str) -> str:
-    """Refuse what is no scope."""
-    if scope != "fleet" and not any(scope.startswith(kind) and scope != kind for kind in SCOPES):
-        fail(f"{scope!r} is no scope: write fleet, agent:NAME, trigger:NAME or session:ID.", WRONG_USE)
-    return readable(scope, "a scope")
+    """Refuse a name that nothing in a store can have."""
+    return saying_errors(lambda: desks.readable(text, what))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from halter.app import App
-from halter.cli.command import JsonOption, ReasonOption, StoreOption, with_app
+from halter.cli.command import JsonOption, ReasonOption, StoreOption, desk_of, with_app
 from halter.cli.named import session_meant
 from halter.cli.plain import ListingGroup, PlainCommand
 from halter.cli.proposals import IdArgument, settle, show_left
@@ -32,9 +32,9 @@ def show(
     """List what sessions found, the newest first, with what was checked of it."""
 
     async def job(app: App) -> "Sequence[Left]":
-        from halter.app.keeping import findings
+        from halter.app.desk.left import findings
 
-        return await findings(app.store, (await session_meant(app, session)).session if session else "")
+        return await findings(desk_of(app), (await session_meant(app, session)).session if session else "")
 
     show_left(with_app(store, job), "Nothing was found yet.", as_json=as_json)
 

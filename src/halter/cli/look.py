@@ -7,14 +7,15 @@ import msgspec
 import typer
 
 from halter.app import App
+from halter.app.desk import looking
 from halter.cli.answer import answer_json, answer_table
-from halter.cli.command import JsonOption, StoreOption, with_app
+from halter.cli.command import JsonOption, StoreOption, desk_of, with_app
 from halter.cli.moments import moment, written
 from halter.cli.named import MOST, SessionArgument, all_events, session_meant
 from halter.cli.told import in_words, told
 from halter.core.durations import shown_duration
 from halter.core.ids import session_stream
-from halter.core.ports import Query, Stored
+from halter.core.ports import Stored
 from halter.core.rows import SessionRow
 from halter.core.text import clean, from_body
 
@@ -28,7 +29,7 @@ def sessions(
     """List sessions, the newest first."""
 
     async def job(app: App) -> tuple[Sequence[SessionRow], int]:
-        return await app.store.ask(Query("sessions", SessionRow, {"limit": limit})), app.clock.now()
+        return await looking.sessions(desk_of(app), limit=limit), app.clock.now()
 
     rows, now = with_app(store, job)
     if as_json:

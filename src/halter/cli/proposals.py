@@ -8,12 +8,23 @@ import typer
 
 from halter.app import App
 from halter.cli.answer import answer_block, answer_json, say
-from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, ReasonOption, StoreOption, fail, only_a_person, with_app
+from halter.cli.command import (
+    NOT_FINE,
+    WRONG_USE,
+    JsonOption,
+    ReasonOption,
+    StoreOption,
+    desk_of,
+    fail,
+    only_a_person,
+    with_app,
+)
 from halter.cli.moments import written
 from halter.cli.plain import ListingGroup, PlainCommand
 from halter.core.left import Kept
 
 if TYPE_CHECKING:
+    from halter.app.desk.left import Among
     from halter.app.keeping import Left
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Its id; the beginning will do.")]
@@ -31,9 +42,9 @@ def build() -> typer.Typer:
 
 def show(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List memories and precedents that agents propose, the newest first, with what became of them."""
-    from halter.app.keeping import proposals
+    from halter.app.desk.left import proposals
 
-    found = with_app(store, lambda app: proposals(app.store))
+    found = with_app(store, lambda app: proposals(desk_of(app)))
     show_left(found, "No agent has proposed anything yet.", as_json=as_json)
 
 
@@ -82,35 +93,15 @@ def dismiss(
     settle(id, "dismissed", "proposals", reason, store, as_json=as_json)
 
 
-def settle(wanted: str, status: Kept, among: str, reason: str, store: str | None, *, as_json: bool) -> None:
+def settle(wanted: str, status: Kept, among: "Among", reason: str, store: str | None, *, as_json: bool) -> None:
     """Let a person say what becomes of something."""
+    from halter.app.desk import left
 
-    async def job(app: App) -> str:
-        from halter.app import keeping
-
-        only_a_person(app, "decide what is kept")
-        found = await (keeping.findings(app.store) if among == "findings" else keeping.proposals(app.store))
-        left = meant(found, wanted, among)
-        if not await keeping.settle(app, left, status, reason):
-            fail(f"{left.id} was decided by somebody else at this very moment.", NOT_FINE)
-        return left.id
-
-    whole = with_app(store, job)
+    whole = with_app(store, lambda app: left.settle(desk_of(app), wanted, status, among, reason))
     if as_json:
         answer_json({"subject": whole, "done": True, "status": status})
     else:
         say(f"{whole} is {status}.")
-
-
-def meant(found: "Sequence[Left]", wanted: str, among: str) -> "Left":
-    """Find what an id names by its beginning."""
-    some = [left for left in found if left.id.startswith(wanted)]
-    exact = [left for left in some if left.id == wanted]
-    if len(exact or some) == 1:
-        return (exact or some)[0]
-    if not some:
-        return fail(f"None of them begins with {wanted!r}: look at halter {among}.", WRONG_USE)
-    return fail(f"{wanted!r} could be any of {', '.join(left.id for left in some)}.", WRONG_USE)
 
 
 def promote(
@@ -128,9 +119,10 @@ def promote(
 
     async def job(app: App) -> str:
         from halter.app import keeping
+        from halter.app.desk.left import left_meant
 
         only_a_person(app, "promote anything")
-        left = meant(await keeping.proposals(app.store), id, "proposals")
+        left = await left_meant(desk_of(app), id, "proposals")
         text = keeping.promoted(folder, left)
         if not yes:
             say(f"{folder / keeping.CONTEXT_FILE} would say:\n\n{text}", at_once=True)

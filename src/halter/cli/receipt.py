@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from halter.app import App
+from halter.app.desk import looking
 from halter.cli.answer import answer_json, counted, say
-from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, saying_errors, with_app
+from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, desk_of, fail, saying_errors, with_app
 from halter.cli.export import write_private
-from halter.cli.named import all_events, session_meant
+from halter.cli.named import session_meant
 from halter.cli.page import page
 from halter.cli.receipt_words import sheet_of
 from halter.cli.sheet import show
 from halter.core.errors import ConfigError
-from halter.core.ids import inbox_stream, session_stream
 from halter.state.receipt import Receipt
-from halter.state.receipt import receipt as receipt_of
 
 if TYPE_CHECKING:
     from halter.app.proof import Proof
@@ -55,8 +54,7 @@ def receipt(
         fail("Name a session: look at `halter sessions`.", WRONG_USE)
 
     async def job(app: App) -> Receipt:
-        whole = (await session_meant(app, session)).session
-        return receipt_of(await all_events(app, session_stream(whole)), await all_events(app, inbox_stream(whole)))
+        return await looking.receipt(desk_of(app), (await session_meant(app, session)).session)
 
     made = with_app(store, job)
     if html:

@@ -6,15 +6,14 @@ from typing import Annotated
 import typer
 
 from halter.app import App
-from halter.cli.always import told
+from halter.app.desk import rules as desk_rules
+from halter.app.desk.always import told
 from halter.cli.answer import answer_block, answer_json, say
-from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, ReasonOption, StoreOption, fail, only_a_person, with_app
+from halter.cli.command import WRONG_USE, JsonOption, ReasonOption, StoreOption, desk_of, fail, with_app
 from halter.cli.moments import written
 from halter.cli.plain import PlainCommand, PlainGroup
 from halter.core.durations import shown_duration
-from halter.core.ports import Query
 from halter.core.rows import RuleRow
-from halter.guard.approvals import end_rule
 from halter.guard.rules import always_of
 
 
@@ -36,7 +35,7 @@ def _default(context: typer.Context, *, store: StoreOption = None, as_json: Json
 
 def _show(store: str | None, *, as_json: bool) -> None:
     async def job(app: App) -> tuple[Sequence[RuleRow], int]:
-        return await app.store.ask(Query("all_rules", RuleRow)), app.clock.now()
+        return await desk_rules.rules(desk_of(app)), app.clock.now()
 
     rows, now = with_app(store, job)
     if as_json:
@@ -78,27 +77,8 @@ def end(
     as_json: JsonOption = False,
 ) -> None:
     """Take an "always" back: from now on such calls are asked about again."""
-
-    async def job(app: App) -> RuleRow:
-        only_a_person(app, "end a rule")
-        row = _meant(await app.store.ask(Query("all_rules", RuleRow)), rule)
-        write = end_rule(row.rule, app.settings.person, app.ids.new(), reason)
-        if not (await app.store.commit(write)).events:
-            fail(f"The rule {row.rule} is over already.", NOT_FINE)
-        return row
-
-    row = with_app(store, job)
+    row = with_app(store, lambda app: desk_rules.end(desk_of(app), rule, reason))
     if as_json:
         answer_json({"subject": row.rule, "done": True})
     else:
         say(f"The rule {row.rule} is over: {row.tool} is asked about again.")
-
-
-def _meant(rows: Sequence[RuleRow], rule: str) -> RuleRow:
-    found = [row for row in rows if row.rule.startswith(rule)]
-    exact = [row for row in found if row.rule == rule]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    if not found:
-        return fail(f"No rule begins with {rule!r}: look at `halter rules`.", WRONG_USE)
-    return fail(f"{rule!r} could be any of {', '.join(row.rule for row in found)}.", WRONG_USE)

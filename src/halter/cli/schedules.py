@@ -14,6 +14,7 @@ from halter.cli.command import (
     JsonOption,
     ReasonOption,
     StoreOption,
+    desk_of,
     fail,
     only_a_person,
     with_app,
@@ -22,10 +23,8 @@ from halter.cli.moments import moment
 from halter.cli.plain import ListingGroup, PlainCommand
 from halter.cli.talk import AGENT_FILE, speaking_with
 from halter.core.durations import shown_duration
-from halter.core.events import ItemReleased
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.core.task_rows import ItemRow, TriggerRow
 
 SHORT: Final = 16
 """So much of a document's digest is shown, and names it."""
@@ -53,10 +52,11 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """List schedules, watches and webhooks: when they run next, what they last did, and what waits there."""
-    from halter.app.planned import Plan, plans
+    from halter.app.desk import triggers
+    from halter.app.planned import Plan
 
     async def job(app: App) -> tuple[Sequence[Plan], int]:
-        return await plans(app.store, app.clock.now(), agent), app.clock.now()
+        return await triggers.plans(desk_of(app), agent), app.clock.now()
 
     found, now = with_app(store, job)
     if as_json:
@@ -143,15 +143,9 @@ def cancel(
     """Let a trigger start nothing any more. One that stands in an agent's file is removed there."""
 
     async def job(app: App) -> None:
-        from halter.app.runs import FROM_FILE, end
+        from halter.app.desk import triggers
 
-        only_a_person(app, "end a trigger")
-        row = await _trigger(app, trigger)
-        if row.made_by == FROM_FILE:
-            fail(f"{trigger} stands in agent.yaml, and would come back: remove it there.", NOT_FINE)
-        committed = await app.store.commit(end(row, app.settings.person, reason))
-        if row.ended_at is not None or not committed.events:
-            fail(f"{trigger} is over already.", NOT_FINE)
+        await triggers.end(desk_of(app), trigger, reason)
 
     with_app(store, job)
     _done(trigger, f"{trigger} is cancelled: it starts nothing any more.", as_json=as_json)
@@ -169,37 +163,12 @@ def retry(
     """Let a document be tried anew that was left to you."""
 
     async def job(app: App) -> str:
-        from halter.app.runs import tell
+        from halter.app.desk import triggers
 
-        only_a_person(app, "let a document be tried anew")
-        row = await _item(app, trigger, item)
-        event = ItemReleased(trigger=trigger, item=row.item, by=app.settings.person)
-        await app.store.commit(tell(trigger, f"released/{app.ids.new()}", event))
-        return row.name
+        return await triggers.retry(desk_of(app), trigger, item)
 
     name = with_app(store, job)
     _done(trigger, f"{name} is tried anew by {trigger}.", as_json=as_json)
-
-
-async def _trigger(app: App, trigger: str) -> TriggerRow:
-    rows = [row for row in await app.store.ask(Query("all_triggers", TriggerRow)) if row.made_seq]
-    found = [row for row in rows if row.trigger == trigger]
-    if not found:
-        names = ", ".join(row.trigger for row in rows if row.ended_at is None) or "none"
-        fail(f"There is no trigger {trigger!r}; there are: {names}.", WRONG_USE)
-    return found[0]
-
-
-async def _item(app: App, trigger: str, item: str) -> ItemRow:
-    await _trigger(app, trigger)
-    rows = await app.store.ask(Query("items_of", ItemRow, {"trigger": trigger}))
-    held = [row for row in rows if row.quarantined_at is not None]
-    found = [row for row in held if row.name == item or row.item.startswith(item)]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(f"{row.name} ({row.item[:SHORT]})" for row in held) or "nothing"
-    how_many = "Several documents left to you are" if found else "No document left to you is"
-    return fail(f"{how_many} called {item!r}: {trigger} left you {names}.", WRONG_USE)
 
 
 def _done(subject: str, sentence: str, *, as_json: bool) -> None:

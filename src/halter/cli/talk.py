@@ -13,14 +13,14 @@ import msgspec
 import typer
 
 from halter.app import App
+from halter.app.desk.waiting import decision_meant
 from halter.cli.answer import answer_json, answer_line, say, warn
-from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, with_app
+from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, desk_of, fail, with_app
 from halter.cli.frontdoor import Done, Door, show_done
 from halter.cli.lines import Lines
 from halter.cli.look import next_due
 from halter.cli.named import all_events, session_meant
 from halter.cli.screen import Screen
-from halter.cli.waiting import meant, waiting
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, may_decide, new_worker, session_stream
 from halter.core.money import shown
@@ -231,7 +231,7 @@ class _Asking:
     async def _ask(self, asked: NeedsPerson) -> None:
         async with self._turn:
             self._screen.end_line()
-            found = meant(await waiting(self._app), asked.decision)
+            found = await decision_meant(desk_of(self._app), asked.decision)
             for line in found.shown.splitlines():
                 warn(f"  {line}")
             word: str | None = ""

@@ -18,6 +18,7 @@ from halter.cli.command import (
     JsonOption,
     ReasonOption,
     StoreOption,
+    desk_of,
     fail,
     only_a_person,
     readable,
@@ -175,12 +176,12 @@ def on(
     """
 
     async def job(app: App) -> tuple[str, bool, dict[str, int | None]]:
-        from halter.app.up import turn_on
+        from halter.app.desk.steering import switch
 
         only_a_person(app, "switch an agent on")
         name, known = await _meant(app, agent)
         costs = await _costs(app, Path(agent), name, as_json=as_json)
-        await turn_on(app, name, reason)
+        await switch(desk_of(app), name, on=True, reason=reason)
         return name, known, costs
 
     name, known, costs = with_app(store, job)
@@ -214,11 +215,10 @@ def off(
     """Switch an agent off: its session is stopped within a second, and none begins until it is switched on."""
 
     async def job(app: App) -> tuple[str, bool, Sequence[str]]:
-        from halter.app.up import turn_off
+        from halter.app.desk.steering import switch
 
-        only_a_person(app, "switch an agent off")
         name, known = await _meant(app, agent)
-        return name, known, await turn_off(app, name, reason)
+        return name, known, await switch(desk_of(app), name, on=False, reason=reason)
 
     name, known, stopped = with_app(store, job)
     if as_json:

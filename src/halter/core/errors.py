@@ -2,6 +2,7 @@
 
 ```
 HalterError
+├── NotDone                  whoever asked: it was not done, why, and what to do instead
 ├── ConfigError              the operator: names file, line, key, and the fix
 ├── ModelError               the retry policy
 │   ├── ModelUnavailable         retryable
@@ -21,11 +22,25 @@ Refusals (a cap, a halt, a missing grant) are not here: they are values, and eve
 A message is a sentence for the person who can act: what, where, what to do.
 """
 
+from typing import Literal
+
 from halter.core.usage import Usage
 
 
 class HalterError(Exception):
     """Root of all errors that Halter raises on purpose."""
+
+
+class NotDone(HalterError):
+    """What a person asked for was not done, and nothing has changed; `why` tells programs what kind of no it is."""
+
+    def __init__(self, sentence: str, why: "NotDoneWhy") -> None:
+        super().__init__(sentence)
+        self.why: NotDoneWhy = why
+
+
+NotDoneWhy = Literal["wrong", "missing", "refused", "forbidden"]
+"""It cannot be read; it is not there, or not theirs to see; it cannot be done as things stand; they may not."""
 
 
 class ConfigError(HalterError):

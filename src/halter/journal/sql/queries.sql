@@ -380,3 +380,25 @@ ORDER BY decided_at, decision;
 -- What could not be told, so far or for good.
 SELECT * FROM notifications WHERE queued_at > 0 AND sent_at IS NULL AND attempts > 0 AND (gave_up = 0 OR queued_at >= :since)
 ORDER BY queued_at, notification;
+
+-- name: audit_until
+-- The audit before a moment and a call, the newest first, in pages; with what was said where it is still there.
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+FROM audit a
+LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
+LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
+WHERE a.created_at < :until OR (a.created_at = :until AND a.call < :call)
+ORDER BY a.created_at DESC, a.call DESC LIMIT :limit;
+
+-- name: spent_in_parts
+-- What each agent spent between two moments, in equal parts of that time.
+SELECT (at - :since) / :part AS part, agent, CAST(SUM(usd) AS BIGINT) AS usd FROM spends
+WHERE at >= :since AND at < :until GROUP BY 1, 2 ORDER BY 1, 2;
+
+-- name: events_of_kind
+-- The newest events of one kind in a stream.
+SELECT seq, at, version, facts, body FROM events WHERE stream = :stream AND kind = :kind ORDER BY seq DESC LIMIT :limit;
+
+-- name: sessions_of_agent
+-- The sessions of one agent, the newest first.
+SELECT * FROM sessions WHERE agent = :agent AND started_at > 0 ORDER BY started_at DESC, session DESC LIMIT :limit;

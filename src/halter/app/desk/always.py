@@ -6,8 +6,8 @@ from typing import Any, Final, cast, get_args
 
 import msgspec
 
-from halter.cli.command import NOT_FINE, WRONG_USE, fail
-from halter.cli.waiting import Waiting
+from halter.app.desk.desk import refused, wrong
+from halter.app.desk.waiting import Waiting
 from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import RuleScope
 from halter.guard.approvals import Rule
@@ -21,9 +21,9 @@ FORMS: Final = "write same, words:KEY=WORDS, under:KEY=FOLDER or at:KEY=HOST"
 def rule_for(asked: Waiting, rule: str, match: str, scope: str, lasts: int) -> Rule:
     """Read a rule as it was typed; one that would not answer the very call that is asked about is a slip."""
     if asked.risk == "CRITICAL":
-        fail("A call of CRITICAL risk is always asked about: approve it without --always.", NOT_FINE)
+        refused("A call of CRITICAL risk is always asked about: approve it without --always.")
     if lasts <= 0:
-        fail("A rule has to last for a while: write --for 7d.", WRONG_USE)
+        wrong("A rule has to last for a while: write --for 7d.")
     keys = msgspec.json.decode(asked.keys or "[]", type=tuple[str, ...])
     matcher = _matcher(asked, match, keys)
     _refuse_unless_it_answers(asked, matcher, keys, match)
@@ -32,7 +32,7 @@ def rule_for(asked: Waiting, rule: str, match: str, scope: str, lasts: int) -> R
 
 def _scope(scope: str) -> RuleScope:
     if scope not in SCOPES:
-        fail(f"{scope!r} is no scope of a rule: write {', '.join(SCOPES[:-1])} or {SCOPES[-1]}.", WRONG_USE)
+        wrong(f"{scope!r} is no scope of a rule: write {', '.join(SCOPES[:-1])} or {SCOPES[-1]}.")
     return scope
 
 
@@ -42,9 +42,9 @@ def _matcher(asked: Waiting, match: str, keys: tuple[str, ...]) -> Matcher:
     kind, _, rest = match.partition(":")
     key, equals, value = rest.partition("=")
     if kind not in {"words", "under", "at"} or not equals or not value.strip():
-        fail(f"{match!r} is no way to match a call: {FORMS}.", WRONG_USE)
+        wrong(f"{match!r} is no way to match a call: {FORMS}.")
     if key not in keys:
-        fail(f"{asked.name} was not asked with an argument {key!r}: it has {', '.join(keys) or 'none'}.", WRONG_USE)
+        wrong(f"{asked.name} was not asked with an argument {key!r}: it has {', '.join(keys) or 'none'}.")
     match kind:
         case "words":
             return Words(key, _words(value))
@@ -58,7 +58,7 @@ def _words(value: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(value))
     except ValueError as error:
-        fail(f"{value!r} cannot be read as the words of a command ({error}).", WRONG_USE)
+        wrong(f"{value!r} cannot be read as the words of a command ({error}).")
 
 
 def _refuse_unless_it_answers(asked: Waiting, matcher: Matcher, keys: tuple[str, ...], match: str) -> None:
@@ -69,7 +69,7 @@ def _refuse_unless_it_answers(asked: Waiting, matcher: Matcher, keys: tuple[str,
     rule = Always(id="", tool=asked.name, matcher=matcher, keys=keys, scope="fleet", by="", made_at=0, expires_at=1)
     spec = ToolSpec(name=asked.name, description="", schema=b"")
     if not matches(rule, spec, Valid(cast("dict[str, Any]", values), b""), "", "", 0):
-        fail(f"{match!r} would not even match the call that is asked about: look at it in `halter inbox`.", WRONG_USE)
+        wrong(f"{match!r} would not even match the call that is asked about: look at it in `halter inbox`.")
 
 
 def told(matcher: Matcher) -> str:

@@ -1,0 +1,138 @@
+"""Who sits before a face, and what they may see and do there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NoReturn, TypeVar, get_args
+
+import msgspec
+
+from halter.app.opened import App
+from halter.core.errors import NotDone
+from halter.core.ids import StreamId, may_decide, session_of
+from halter.core.ports import Query
+from halter.core.rows import SessionRow
+from halter.core.text import clean
+
+Role = Literal["viewer", "approver", "operator", "admin"]
+"""Each may do what those before it may: look; decide and stop; steer and spend; all of it."""
+
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
+SCOPES: Final = ("agent:", "trigger:", "session:")
+
+T = TypeVar("T")
+
+
+class Who(msgspec.Struct, frozen=True):
+    """Somebody by name, who is written down with all that they do. They see all agents, or only those named here."""
+
+    name: str
+    role: Role = "admin"
+    agents: tuple[str, ...] = ()
+
+    def may(self, role: Role) -> bool:
+        """Tell whether somebody has a role, or a higher one."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+    def sees(self, agent: str) -> bool:
+        """Tell whether an agent exists for them."""
+        return not self.agents or agent in self.agents
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Somebody at an opened store."""
+
+    app: App
+    who: Who
+
+    def demand_role(self, role: Role, what: str) -> None:
+        """Refuse what somebody has no role for."""
+        if not self.who.may(role):
+            raise NotDone(f"To {what} takes the role {role}, and {self.who.name} is {self.who.role}.", "forbidden")
+
+    def demand(self, role: Role, what: str) -> None:
+        """Refuse what somebody has no role for, and what an agent may not do, nor a program that it started."""
+        if not may_decide(self.who.name):
+            raise NotDone(f"Only a person may {what}, and this was started by an agent ({self.who.name}).", "refused")
+        self.demand_role(role, what)
+
+    def demand_all(self, what: str) -> None:
+        """Refuse what concerns all agents to somebody who sees only some."""
+        if self.who.agents:
+            raise NotDone(f"To {what} concerns every agent, and {self.who.name} sees only some.", "forbidden")
+
+    async def demand_scope(self, scope: str, what: str) -> None:
+        """Refuse a scope that is none, is not theirs, or is the whole fleet to somebody who sees only a part of it."""
+        readable_scope(scope)
+        kind, _, name = scope.partition(":")
+        match kind:
+            case "fleet":
+                self.demand_all(what)
+            case "session":
+                if self.who.agents:
+                    await self.session(name)
+            case _:
+                self.demand_agent(name.partition("/")[0])
+
+    def demand_agent(self, agent: str) -> None:
+        """Refuse an agent that is not there for them."""
+        if not self.who.sees(agent):
+            raise NotDone(f"There is no agent {agent!r}.", "missing")
+
+    async def session(self, session: str) -> SessionRow:
+        """Find a session of theirs by its whole name."""
+        readable(session, "a session's id")
+        for row in await self.app.store.ask(Query("session", SessionRow, {"session": session})):
+            if row.started_at and self.who.sees(row.agent):
+                return row
+        raise NotDone(f"There is no session {session!r}: look at `halter sessions`.", "missing")
+
+    async def sees_stream(self, stream: StreamId) -> bool:
+        """Tell whether a stream is theirs to read. What is said of the whole fleet is for those who see all of it."""
+        if not self.who.agents:
+            return True
+        if stream.startswith("trigger:"):
+            return self.who.sees(stream.removeprefix("trigger:").partition("/")[0])
+        session = session_of(stream)
+        rows = await self.app.store.ask(Query("session", SessionRow, {"session": session or ""}))
+        return any(self.who.sees(row.agent) for row in rows)
+
+
+def readable(text: str, what: str) -> str:
+    """Refuse a name that nothing in a store can have, because no store could keep it."""
+    if clean(text) != text:
+        raise NotDone(f"{text!r} cannot be {what}: it holds characters that are no text.", "wrong")
+    return text
+
+
+def readable_scope(scope: str) -> str:
+    """Refuse what is no scope."""
+    if scope != "fleet" and not any(scope.startswith(kind) and scope != kind for kind in SCOPES):
+        raise NotDone(f"{scope!r} is no scope: write fleet, agent:NAME, trigger:NAME or session:ID.", "wrong")
+    return readable(scope, "a scope")
+
+
+def meant(found: Sequence[tuple[str, T]], beginning: str, none: str) -> T:
+    """Find the one thing whose name begins as was typed; say so if there is none, or more than one."""
+    some = [(name, each) for name, each in found if name.startswith(beginning)]
+    exact = [(name, each) for name, each in some if name == beginning]
+    if len(exact or some) == 1:
+        return (exact or some)[0][1]
+    if not some:
+        raise NotDone(none, "missing")
+    names = [name for name, _ in some]
+    shown = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} of them"
+    raise NotDone(f"{beginning!r} could be any of {shown}.", "wrong")
+
+
+MOST_NAMES: Final = 20
+
+
+def wrong(sentence: str) -> NoReturn:
+    """Say that something cannot be read as it was written."""
+    raise NotDone(sentence, "wrong")
+
+
+def refused(sentence: str) -> NoReturn:
+    """Say that something cannot be done as things stand."""
+    raise NotDone(sentence, "refused")

@@ -1,0 +1,37 @@
+"""What sessions left behind, and what a person makes of it."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from halter.app import keeping
+from halter.app.desk.desk import Desk, meant, refused
+from halter.app.keeping import Left
+from halter.core.left import Kept
+
+Among = Literal["findings", "proposals"]
+
+
+async def findings(desk: Desk, session: str = "") -> Sequence[Left]:
+    """List what sessions found, or one of them, the newest first."""
+    return [left for left in await keeping.findings(desk.app.store, session) if desk.who.sees(left.agent)]
+
+
+async def proposals(desk: Desk) -> Sequence[Left]:
+    """List what sessions propose to be kept, the newest first."""
+    return [left for left in await keeping.proposals(desk.app.store) if desk.who.sees(left.agent)]
+
+
+async def left_meant(desk: Desk, wanted: str, among: Among) -> Left:
+    """Find what an id names by its beginning."""
+    found = await (findings(desk) if among == "findings" else proposals(desk))
+    none = f"None of them begins with {wanted!r}: look at halter {among}."
+    return meant([(left.id, left) for left in found], wanted, none)
+
+
+async def settle(desk: Desk, wanted: str, status: Kept, among: Among, reason: str = "") -> str:
+    """Let a person say what becomes of something; name it."""
+    desk.demand("approver", "decide what is kept")
+    left = await left_meant(desk, wanted, among)
+    if not await keeping.settle(desk.app, left, status, reason, by=desk.who.name):
+        refused(f"{left.id} was decided by somebody else at this very moment.")
+    return left.id

@@ -1,0 +1,293 @@
+"""What a person can see: sessions and what happened in them, the fleet as it stands, what was spent."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from halter.app.desk.desk import Desk, meant, readable, wrong
+from halter.app.opened import App
+from halter.app.report import Gathered, Report, gather
+from halter.app.report import report as report_of
+from halter.core.clock import HOUR
+from halter.core.codec import decode
+from halter.core.events import SensorChanged
+from halter.core.ids import StreamId, inbox_stream, session_stream
+from halter.core.money import BudgetRow
+from halter.core.ports import Query, Stored
+from halter.core.rows import AgentRow, HaltRow, SessionRow, Snapshot
+from halter.core.telling import telling_of
+from halter.core.text import one_line, shorten
+from halter.core.windows import window_at
+from halter.state.receipt import Receipt
+from halter.state.receipt import receipt as receipt_of
+
+PAGE: Final = 1000
+MOST: Final = 1_000_000
+MOST_PARTS: Final = 1000
+MOST_NEWS: Final = 20
+CHANGES: Final = 200
+"""So many changes of sensors are looked through for how each of them is."""
+
+
+class News(msgspec.Struct, frozen=True):
+    """Something that an agent, or the runtime about it, told in the app."""
+
+    agent: str
+    queued_at: int
+    body: bytes | None
+
+    @property
+    def subject(self) -> str:
+        """What it is about, on one line."""
+        telling = telling_of(self.body or b"{}")
+        return one_line(telling.subject or shorten(telling.text, 120)) or "(erased)"
+
+
+class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent as it stands. Without a session nothing of it is under way; `burn_usd` is what its last hour cost."""
+
+    agent: str
+    on: bool | None = None
+    switched_by: str = ""
+    halted: str = ""
+    session: str = ""
+    state: str = ""
+    due_at: int | None = None
+    wake_on: str = ""
+    under_way: int = 0
+    spent_today: int = 0
+    cap_today: int | None = None
+    burn_usd: int = 0
+    sensors: Mapping[str, str] = {}
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """A value of hot state as it was last kept, when it was written, and by whom."""
+
+    value: Any
+    at: int
+    by: str = ""
+
+
+class HotState(msgspec.Struct, frozen=True):
+    """What a session knew when that was last kept; None for `at` where nothing was."""
+
+    at: int | None = None
+    facts: Mapping[str, Fact] = {}
+
+
+class Saw(msgspec.Struct, frozen=True):
+    """What a turn saw of the hot state."""
+
+    at: int
+    values: Mapping[str, Any]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What an agent spent in one part of a time."""
+
+    part: int
+    agent: str
+    usd: int
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    seq: int
+    at: int
+    version: int
+    facts: bytes
+    body: bytes | None
+
+
+async def sessions(desk: Desk, agent: str = "", limit: int = 50) -> Sequence[SessionRow]:
+    """List sessions, the newest first."""
+    if agent:
+        desk.demand_agent(readable(agent, "an agent"))
+        params: Mapping[str, Any] = {"agent": agent, "limit": limit}
+        return await desk.app.store.ask(Query("sessions_of_agent", SessionRow, params))
+    rows = await desk.app.store.ask(Query("sessions", SessionRow, {"limit": MOST if desk.who.agents else limit}))
+    return [row for row in rows if desk.who.sees(row.agent)][:limit]
+
+
+async def session_meant(desk: Desk, beginning: str) -> SessionRow:
+    """Find the one session whose id begins as was typed; say so if there is none, or more than one."""
+    readable(beginning, "a session's id")
+    found = [(row.session, row) for row in await sessions(desk, limit=MOST)]
+    return meant(found, beginning, f"No session begins with {beginning!r}: look at `halter sessions`.")
+
+
+async def events(
+    desk: Desk, session: str, after: int = 0, limit: int = PAGE, *, inbox: bool = False
+) -> Sequence[Stored]:
+    """Read events of a session in their order, or what came into its inbox."""
+    row = await desk.session(session)
+    stream = inbox_stream(row.session) if inbox else session_stream(row.session)
+    return await desk.app.store.read(stream, after, limit)
+
+
+async def newest_events(desk: Desk, session: str, count: int = PAGE) -> Sequence[Stored]:
+    """Read the newest events of a session, in their order."""
+    row = await desk.session(session)
+    stream = session_stream(row.session)
+    head = next(iter(await desk.app.store.ask(Query("head", _Head, {"stream": stream}))), _Head(0)).head
+    found: list[Stored] = []
+    after = max(0, head - count)
+    while page := await desk.app.store.read(stream, after, PAGE):
+        found += page
+        after = page[-1].seq
+    return found
+
+
+class _Head(msgspec.Struct, frozen=True):
+    head: int
+
+
+async def all_events(app: App, stream: StreamId) -> list[Stored]:
+    """Read a whole stream."""
+    found: list[Stored] = []
+    while page := await app.store.read(stream, after=len(found), limit=PAGE):
+        found += page
+    return found
+
+
+async def receipt(desk: Desk, session: str) -> Receipt:
+    """Make the receipt of a session."""
+    name = (await desk.session(session)).session
+    inbox = await all_events(desk.app, inbox_stream(name))
+    return receipt_of(await all_events(desk.app, session_stream(name)), inbox)
+
+
+async def report(desk: Desk, since: int) -> Report:
+    """Tell what happened since a moment, and what needs somebody."""
+    found = await gather(desk.app.store, since, desk.app.clock.now())
+    return report_of(found if not desk.who.agents else _theirs(desk, found))
+
+
+def _theirs(desk: Desk, found: Gathered) -> Gathered:
+    """Leave out what is of agents that somebody does not see."""
+    sees = desk.who.sees
+    return msgspec.structs.replace(
+        found,
+        sessions=[row for row in found.sessions if sees(row.agent)],
+        happened=[each for each in found.happened if sees(_of(each.stream.removeprefix("trigger:")))],
+        left=[item for item in found.left if sees(_of(item.trigger))],
+        findings=[row for row in found.findings if sees(row.agent)],
+        proposals=type(found.proposals)(),
+        spent=[line for line in found.spent if sees(line.agent)],
+        budgets=[row for row in found.budgets if row.scope != "fleet" and sees(_of(row.scope.partition(":")[2]))],
+        waiting=[one for one in found.waiting if sees(one.agent)],
+        decided=[row for row in found.decided if sees(row.agent)],
+        halts=[row for row in found.halts if row.scope == "fleet" or sees(_of(row.scope.partition(":")[2]))],
+        undelivered=[row for row in found.undelivered if sees(row.agent)],
+    )
+
+
+def _of(trigger: str) -> str:
+    return trigger.partition("/")[0]
+
+
+async def told(desk: Desk, since: int, limit: int = MOST_NEWS) -> Sequence[News]:
+    """List what agents told in the app since a moment, the newest first."""
+    found = await desk.app.store.ask(Query("told_in_app", News, {"since": since, "limit": limit}))
+    return [each for each in found if desk.who.sees(each.agent)]
+
+
+async def hot_state(desk: Desk, session: str) -> HotState:
+    """Tell what a session knew when that was last kept: at most a few seconds ago, where its worker lives."""
+    row = await desk.session(session)
+    for kept in await desk.app.store.ask(Query("snapshot", Snapshot, {"session": row.session})):
+        try:
+            return HotState(kept.at, msgspec.json.decode(kept.data, type=dict[str, Fact]))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            break
+    return HotState()
+
+
+async def hot_state_history(desk: Desk, session: str, limit: int = CHANGES) -> Sequence[Saw]:
+    """Tell what the newest turns saw of the hot state, wherever that was not the same as before; the oldest first."""
+    found = await _of_kind(desk, (await desk.session(session)).session, "hot_state_seen", limit)
+    seen: list[Saw] = []
+    for each in reversed(found):
+        try:
+            seen.append(Saw(each.at, msgspec.json.decode(each.body or b"{}", type=dict[str, Any])))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            continue
+    return seen
+
+
+async def sensors(desk: Desk, session: str) -> Mapping[str, SensorChanged]:
+    """Tell how each sensor of a session is, as far as that ever changed."""
+    found: dict[str, SensorChanged] = {}
+    for each in await _of_kind(desk, (await desk.session(session)).session, SensorChanged.KIND, CHANGES):
+        event = decode(SensorChanged.KIND, each.version, each.facts)
+        if isinstance(event, SensorChanged):
+            found.setdefault(event.sensor, event)
+    return found
+
+
+async def _of_kind(desk: Desk, session: str, kind: str, limit: int) -> Sequence[_Kind]:
+    params = {"stream": session_stream(session), "kind": kind, "limit": limit}
+    return await desk.app.store.ask(Query("events_of_kind", _Kind, params))
+
+
+async def spending(desk: Desk, since: int, until: int, parts: int = 48) -> Sequence[Part]:
+    """Tell what each agent spent between two moments, in so many equal parts of that time; empty parts are left out."""
+    if not 0 < parts <= MOST_PARTS or until <= since:
+        wrong(f"A time is told in 1 to {MOST_PARTS} parts, and ends after it begins.")
+    params = {"since": since, "until": until, "part": max(1, -(-(until - since) // parts))}
+    return [
+        each for each in await desk.app.store.ask(Query("spent_in_parts", Part, params)) if desk.who.sees(each.agent)
+    ]
+
+
+async def fleet(desk: Desk) -> Sequence[AgentLine]:
+    """Tell how every agent stands that was ever switched on or had a session."""
+    now = desk.app.clock.now()
+    switches = {row.agent: row for row in await desk.app.store.ask(Query("all_agents", AgentRow))}
+    begun: dict[str, list[SessionRow]] = {}
+    for row in await sessions(desk, limit=MOST):
+        begun.setdefault(row.agent, []).append(row)
+    today = {row.scope: row for row in await desk.app.store.ask(Query("budgets", BudgetRow)) if _is_today(row, now)}
+    burn = {each.agent: each.usd for each in await spending(desk, now - HOUR, now + 1, 1)}
+    halts = await desk.app.store.ask(Query("all_halts", HaltRow))
+    halted = {row.scope: f"{row.scope} was halted by {row.by}" for row in halts if row.halted and not row.cancels}
+    names = sorted(name for name in {*switches, *begun} if desk.who.sees(name))
+    return [
+        await _line(desk, name, switches.get(name), begun.get(name, []), today.get(f"agent:{name}"), burn, halted)
+        for name in names
+    ]
+
+
+def _is_today(row: BudgetRow, now: int) -> bool:
+    return row.unit == "usd" and row.window == window_at("day", now)
+
+
+async def _line(
+    desk: Desk,
+    name: str,
+    switch: AgentRow | None,
+    rows: Sequence[SessionRow],
+    budget: BudgetRow | None,
+    burn: Mapping[str, int],
+    halted: Mapping[str, str],
+) -> AgentLine:
+    under_way = [row for row in rows if row.ended_at is None]
+    own = next((row for row in under_way if row.kind == "autonomous"), next(iter(under_way), None))
+    health: Mapping[str, SensorChanged] = {} if own is None else await sensors(desk, own.session)
+    scopes = ("fleet", f"agent:{name}", f"session:{own.session}" if own else "")
+    return AgentLine(
+        agent=name,
+        on=None if switch is None else bool(switch.switched_on),
+        switched_by="" if switch is None else switch.by,
+        halted=next((halted[scope] for scope in scopes if scope in halted), ""),
+        session="" if own is None else own.session,
+        state="" if own is None else own.state,
+        due_at=None if own is None else own.due_at,
+        wake_on="" if own is None else own.wake_on,
+        under_way=len(under_way),
+        spent_today=0 if budget is None else budget.spent,
+        cap_today=None if budget is None else budget.cap,
+        burn_usd=burn.get(name, 0),
+        sensors={sensor: event.health for sensor, event in health.items()},
+    )

@@ -1,0 +1,167 @@
+"""What stands against every cap, and a person's word to raise or lower one."""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from halter.app.desk.desk import Desk, readable, refused, wrong
+from halter.core.clock import DAY
+from halter.core.errors import NotDone
+from halter.core.events import AnyEvent, Unknown
+from halter.core.ids import StreamId, session_of
+from halter.core.money import DOLLAR, Account, BudgetRow, dollars, shown
+from halter.core.ports import Query
+from halter.core.rows import HoldRow, SessionRow
+from halter.core.windows import window_at, window_end
+from halter.guard.approvals import Open, decide, needs_you
+from halter.guard.purse import change_cap as changing
+
+Direction = Literal["raise", "lower"]
+LARGEST: Final = 10**12 * DOLLAR
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What was spent on one thing, by one agent, for one purpose."""
+
+    agent: str
+    purpose: str
+    name: str
+    spends: int
+    usd: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+
+
+class Budgets(msgspec.Struct, frozen=True):
+    """The caps that count, and what the last day was spent on."""
+
+    budgets: Sequence[BudgetRow]
+    last_day: Sequence[Spent]
+
+
+async def budgets(desk: Desk, *, everything: bool = False) -> Budgets:
+    """List every cap that counts now, or that ever did, with what is spent and held against it."""
+    now = desk.app.clock.now()
+    rows = [row for row in await _all(desk) if everything or is_current(row, now)]
+    spent = await desk.app.store.ask(Query("spent_by_purpose", Spent, {"since": now - DAY}))
+    return Budgets(rows, [line for line in spent if desk.who.sees(line.agent)])
+
+
+def is_current(row: BudgetRow, now: int) -> bool:
+    """Tell whether a window is not over yet, or still holds something."""
+    end = window_end(row.window)
+    return row.held > 0 or end is None or end > now
+
+
+async def change_cap(
+    desk: Desk, direction: Direction, scope: str, cap: int | None, window: str = "", reason: str = ""
+) -> AnyEvent | Unknown:
+    """Raise or lower a cap, for one window or for a session's whole life. It is recorded with a name."""
+    desk.demand("operator", "change a cap")
+    await desk.demand_scope(scope, "change the cap of the fleet")
+    _refuse_no_window(window)
+    asking = [one for one in await needs_you(desk.app.store) if one.about == "cap_raise" and one.subject == scope]
+    row = _chosen(await _with_asked(desk, asking), scope, window, desk.app.clock.now())
+    _refuse_wrong_direction(direction, row, cap)
+    account = Account(row.scope, row.window, row.unit)
+    write = changing(account, cap, desk.who.name, desk.app.ids.new(), reason)
+    events = (await desk.app.store.commit(write)).events
+    if not events:
+        refused(_carved(scope))
+    for one in asking if direction == "raise" and not account.window else ():
+        # The session goes on by the raise itself; so nobody needs to be asked about it any more.
+        await desk.app.store.commit(decide(one, "approve", desk.who.name, desk.app.ids.new(), reason))
+    return events[0].event
+
+
+async def _all(desk: Desk) -> Sequence[BudgetRow]:
+    """List the budgets that are theirs to see. Of all agents' money nobody is told who sees only some."""
+    rows = await desk.app.store.ask(Query("budgets", BudgetRow))
+    if not desk.who.agents:
+        return rows
+    sessions = {row.session: row.agent for row in await desk.app.store.ask(Query("all_sessions", SessionRow))}
+    return [row for row in rows if desk.who.sees(_agent(row.scope, sessions))]
+
+
+def _agent(scope: str, sessions: dict[str, str]) -> str:
+    kind, _, name = scope.partition(":")
+    return sessions.get(name, "") if kind == "session" else name.partition("/")[0]
+
+
+async def _with_asked(desk: Desk, asking: Sequence[Open]) -> Sequence[BudgetRow]:
+    """List the budgets; also that of a session which asks for more before anything was ever held for it."""
+    rows = await _all(desk)
+    known = {row.scope for row in rows}
+    return [*rows, *(BudgetRow(one.subject, "", "usd") for one in asking[:1] if one.subject not in known)]
+
+
+def refuse_no_raise(asked: Open, cap: int | None) -> None:
+    """Refuse a cap that is no higher than the one that was asked about, which the question's digest names."""
+    old = int(asked.digest.rpartition("=")[2])
+    if cap is not None and cap <= old:
+        wrong(f"The cap of {asked.subject} is {shown(old)} now: that would not raise it.")
+
+
+def _carved(scope: str) -> str:
+    return (
+        f"{scope} is a sub-session: its cap was carved out of its parent's and cannot pass what was carved. "
+        "Raise the cap of its parent; sub-sessions that begin after that can be given more."
+    )
+
+
+async def refuse_beyond_carved(desk: Desk, scope: str, cap: int | None) -> None:
+    """Refuse to give a sub-session more than what was carved out for it."""
+    session = session_of(StreamId(scope)) or ""
+    holds = await desk.app.store.ask(Query("holds_of", HoldRow, {"session": session}))
+    carved = [leg.amount for hold in holds if hold.hold == session for leg in hold.taken() if leg.unit == "usd"]
+    if any(cap is None or cap > amount for amount in carved):
+        refused(_carved(scope))
+
+
+def amount_of(text: str) -> int | None:
+    """Read a cap that was typed; none is no cap."""
+    if text.lower() == "none":
+        return None
+    try:
+        amount = dollars(text.lstrip("$"))
+    except (ArithmeticError, ValueError):
+        wrong(f"{text!r} is not an amount: write dollars, as in 2.50, or none.")
+    if not 0 <= amount <= LARGEST:
+        wrong(f"A cap lies between nothing and {shown(LARGEST)}: {text} does not.")
+    return amount
+
+
+def _refuse_no_window(window: str) -> None:
+    try:
+        window_end(readable(window, "a window"))
+    except (LookupError, OSError, OverflowError, ValueError):
+        wrong(f"{window!r} is no window: write it like day/2026-11-15, hour/2026-11-15T09 or month/2026-11.")
+
+
+def _chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> BudgetRow:
+    """Find the one budget that is meant; say which there are if it is not clear."""
+    known = [row for row in rows if row.scope == scope and row.unit == "usd"]
+    found = [row for row in known if (row.window == window if window else is_current(row, now))]
+    if len(found) == 1:
+        return found[0]
+    if not known and window:
+        return BudgetRow(scope, window, "usd")
+    if not known and scope == "fleet":
+        return BudgetRow(scope, window_at("day", now), "usd")
+    if not known:
+        scopes = ", ".join(sorted({row.scope for row in rows if row.unit == "usd"})) or "none yet"
+        raise NotDone(f"Nothing was ever spent in the scope {scope!r}. Scopes with a budget: {scopes}.", "missing")
+    windows = ", ".join(row.window or "(no window)" for row in known)
+    return wrong(f"{scope} has these windows: {windows}. Name one of them with --window.")
+
+
+def _refuse_wrong_direction(direction: Direction, row: BudgetRow, amount: int | None) -> None:
+    """Keep a slip of the finger from turning a raise into a cut, or a cut into a raise."""
+    if row.cap_at == 0:
+        return
+    new, old = (float("inf") if cap is None else cap for cap in (amount, row.cap))
+    if new == old or (new > old) != (direction == "raise"):
+        now = "none" if row.cap is None else shown(row.cap)
+        wrong(f"The cap of {row.scope} is {now} now: that would not {direction} it.")

@@ -1,0 +1,171 @@
+"""What a person says to agents that run: stop, go on, end, run by yourself, and plain words."""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from halter.app.desk.desk import Desk, readable, refused, wrong
+from halter.app.desk.looking import all_events
+from halter.core.clock import MINUTE, SECOND
+from halter.core.errors import LeaseLost, StoreError
+from halter.core.events import SessionParked
+from halter.core.ids import SessionId, new_worker, session_stream
+from halter.core.money import shown
+from halter.core.ports import Lease, Query, kept
+from halter.core.rows import AgentRow, HaltRow, SessionRow
+from halter.core.text import clean, to_body
+from halter.guard import halts
+from halter.guard.redact import Redactor
+from halter.guard.secrets import from_environment
+from halter.state import life
+from halter.state.session import InFlight, replay
+
+PATIENCE: Final = 5 * SECOND
+"""How long a person waits for the owner of a session to end it: it hears of a halt within a second."""
+LOOK: Final = SECOND // 4
+LONGEST_WORDS: Final = 100_000
+
+Came = Literal["ended", "in doubt", "under way"]
+"""What came of a cancelled session so far."""
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """A session that nothing of starts again, and what came of it so far."""
+
+    session: str
+    came: Came
+    sentence: str
+
+
+async def halts_now(desk: Desk) -> Sequence[HaltRow]:
+    """List what is halted. A halt of the whole fleet concerns everybody."""
+    rows = await desk.app.store.ask(Query("all_halts", HaltRow))
+    sessions = {row.session: row.agent for row in await desk.app.store.ask(Query("all_sessions", SessionRow))}
+    return [row for row in rows if row.halted and not row.cancels and _concerns(desk, row.scope, sessions)]
+
+
+def _concerns(desk: Desk, scope: str, sessions: dict[str, str]) -> bool:
+    kind, _, name = scope.partition(":")
+    agent = sessions.get(name, "") if kind == "session" else name.partition("/")[0]
+    return kind == "fleet" or desk.who.sees(agent)
+
+
+async def halt(desk: Desk, scope: str, reason: str = "") -> bool:
+    """Stop everything in a scope, from this moment; tell whether anything ever ran there. Even an agent may do that."""
+    desk.demand_role("approver", "halt anything")
+    await desk.demand_scope(scope, "halt the fleet")
+    await desk.app.store.commit(halts.halt(scope, desk.who.name, desk.app.ids.new(), clean(reason)))
+    return await _ran_here(desk, scope)
+
+
+async def resume(desk: Desk, scope: str, over: int | None = None, reason: str = "") -> int:
+    """Let a halted scope act again, over a time that is returned: a fleet comes back over a minute, unless told."""
+    desk.demand("operator", "lift a halt")
+    await desk.demand_scope(scope, "lift a halt of the fleet")
+    ramp = (MINUTE if scope == "fleet" else 0) if over is None else over
+    write = halts.resume(scope, desk.who.name, desk.app.ids.new(), ramp, clean(reason))
+    if not (await desk.app.store.commit(write)).events:
+        refused(f"{scope} is not halted.")
+    return ramp
+
+
+async def cancel(desk: Desk, session: str, reason: str = "", patience: int = PATIENCE) -> Cancelled:
+    """End a session for good: what it has in flight is stopped, and nothing of it starts again."""
+    desk.demand("operator", "cancel a session")
+    row = await desk.session(session)
+    if row.ended_at is not None:
+        refused(f"Session {row.session} is over already: {row.state}, {row.terminal_reason}.")
+    await desk.app.store.commit(halts.cancel(row.session, desk.who.name, desk.app.ids.new(), clean(reason)))
+    return Cancelled(row.session, *await _ended(desk, SessionId(row.session), patience))
+
+
+async def switch(desk: Desk, agent: str, *, on: bool, reason: str = "") -> Sequence[str]:
+    """Let an agent run by itself, or stop it; name the sessions that were stopped."""
+    desk.demand("operator", f"switch an agent {'on' if on else 'off'}")
+    desk.demand_agent(readable(agent, "an agent"))
+    from halter.app.up import turn_off, turn_on
+
+    if on:
+        await turn_on(desk.app, agent, clean(reason), by=desk.who.name)
+        return ()
+    return await turn_off(desk.app, agent, clean(reason), by=desk.who.name)
+
+
+async def known_agents(desk: Desk) -> frozenset[str]:
+    """Name the agents that were ever switched or had a session here."""
+    switched = {row.agent for row in await desk.app.store.ask(Query("all_agents", AgentRow))}
+    begun = {row.agent for row in await desk.app.store.ask(Query("all_sessions", SessionRow)) if row.started_at}
+    return frozenset(name for name in switched | begun if desk.who.sees(name))
+
+
+async def tell(desk: Desk, session: str, text: str) -> None:
+    """Say something to a session: it wakes, and sees it in its next turn."""
+    desk.demand("operator", "speak to a session")
+    row = await desk.session(session)
+    if row.ended_at is not None:
+        refused(f"Session {row.session} is over: {row.state}, {row.terminal_reason}. `halter chat` begins another one.")
+    if not text.strip() or len(text) > LONGEST_WORDS:
+        wrong(f"Say something, in at most {LONGEST_WORDS:,} characters.")
+    secrets = from_environment(desk.app.environ)
+    redactor = Redactor({name: secrets.value(name) for name in secrets.names()}, desk.app.environ)
+    body, blob = await kept(desk.app.store, to_body(redactor.redact(clean(text))))
+    event = life.said_by(desk.who.name)
+    await desk.app.store.commit(life.post(row.session, desk.app.ids.new(), event, body, blob))
+
+
+async def _ended(desk: Desk, session: SessionId, patience: int) -> tuple[Came, str]:
+    """End a session that nobody works on; where somebody does, see whether they end it."""
+    app = desk.app
+    worker = new_worker("cancel", app.ids)
+    deadline = app.clock.now() + patience
+    while True:
+        (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
+        if row.ended_at is not None:
+            return "ended", f"It is over: {row.state}, {row.terminal_reason}."
+        for lease in await app.store.claim(worker, 1, session):
+            return await _end(desk, lease, row)
+        if app.clock.now() >= deadline:
+            return "under way", f"A process works on it and has not ended it yet ({row.owner}); it starts nothing more."
+        await app.clock.sleep(LOOK)
+
+
+async def _end(desk: Desk, lease: Lease, row: SessionRow) -> tuple[Came, str]:
+    """End a session in its owner's place. What is in doubt and holds money is left to whoever can tell about it."""
+    app = desk.app
+    state = replay(await all_events(app, session_stream(lease.session)))
+    held = [flight for flight in state.in_flight.values() if flight.most().usd or flight.most().tokens]
+    free = [flight for flight in state.in_flight.values() if flight not in held]
+    try:
+        if held:
+            parked = SessionParked(state="PAUSED", inbox_seen=row.inbox_wake)
+            await app.store.commit(life.park(lease, f"{lease.session}/{lease.generation}/cancelled", parked))
+            return "in doubt", _doubtful(held)
+        await app.purse.settle_in_doubt(lease, free)
+        await app.store.commit(life.end(lease, "CANCELLED", "cancelled", state.parent))
+    except LeaseLost:
+        return "under way", "Somebody else took it at this moment, and will end it."
+    return "ended", "Nobody was working on it, so it was ended here: CANCELLED, cancelled."
+
+
+def _doubtful(held: list[InFlight]) -> str:
+    amount = sum(flight.most().usd for flight in held)
+    names = ", ".join(f"{flight.name} ({flight.id})" for flight in held)
+    return (
+        f"It is not over: {shown(amount)} is held for {names}, and nobody knows whether it was done. Nothing of it "
+        "starts again; whoever takes it up (halter play --resume) asks you about that, and then ends it."
+    )
+
+
+async def _ran_here(desk: Desk, scope: str) -> bool:
+    """Tell whether a scope has ever had a session. The halt stands by now, so a store that fails here is no matter."""
+    try:
+        sessions = await desk.app.store.ask(Query("all_sessions", SessionRow))
+    except StoreError:
+        return True
+    names = {name for row in sessions for name in _scopes(row)}
+    return scope == "fleet" or scope in names
+
+
+def _scopes(row: SessionRow) -> tuple[str, str, str]:
+    return f"session:{row.session}", f"agent:{row.agent}", f"trigger:{row.trigger}"
