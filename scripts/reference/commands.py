@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 import typer
-from typer._click.core import Command, Context
+from typer._click.core import Command, Parameter
 from typer.core import TyperGroup, TyperOption
 
 from halter.cli import build, command
@@ -49,10 +49,19 @@ def _commands(member: Command, before: Sequence[str]) -> Iterator[str]:
 
 
 def _usage(member: Command, path: Sequence[str]) -> str:
-    context = Context(member, info_name=" ".join(path))
-    pieces = [piece for piece in member.collect_usage_pieces(context) if piece != "[OPTIONS]"]
-    options = "[OPTIONS]" if any(isinstance(each, TyperOption) for each in member.params) else ""
-    return f"```text\n{' '.join(piece for piece in (*path, options, *pieces) if piece)}\n```\n"
+    options = ["[OPTIONS]"] if any(isinstance(each, TyperOption) for each in member.params) else []
+    arguments = [_argument(each) for each in member.params if not isinstance(each, TyperOption)]
+    below = ["COMMAND"] if isinstance(member, TyperGroup) else []
+    return f"```text\n{' '.join((*path, *options, *arguments, *below))}\n```\n"
+
+
+def _argument(argument: Parameter) -> str:
+    word = _called(argument) + ("…" if argument.nargs != 1 and not _called(argument).endswith("…") else "")
+    return word if argument.required else f"[{word}]"
+
+
+def _called(argument: Parameter) -> str:
+    return str(argument.metavar or argument.name).strip("[]").upper()
 
 
 def _parameters(member: Command) -> Iterator[tuple[str, str]]:
@@ -63,7 +72,7 @@ def _parameters(member: Command) -> Iterator[tuple[str, str]]:
         if isinstance(parameter, TyperOption):
             yield code(_option(parameter)), words
         else:
-            yield code(parameter.metavar or (parameter.name or "").upper()), words
+            yield code(_called(parameter)), words
 
 
 def _option(option: TyperOption) -> str:

@@ -35,6 +35,9 @@ VARIABLES: Final = {
     "HALTER_FLEET": ("the fleet's file", "`halter.yaml` here, or `~/.config/halter/halter.yaml`"),
     "HALTER_TRUST": ("where it is kept whose code may run", "`~/.config/halter/trust.json`"),
     "HALTER_CURSORS": ("where cursors of exports are kept", "`~/.local/state/halter/cursors`"),
+    "HALTER_TOKENS": ("the file of the tokens by which people reach the server", "`~/.config/halter/tokens.json`"),
+    "HALTER_TRACES": ("where traces go: `otlp`, `console` or `file:PATH`", "no traces are made"),
+    "HALTER_TRACES_CONTENT": ("`1` adds what was said to traces, with secrets masked", "no content leaves the journal"),
     "HALTER_PERSON": ("the name that stands in the journal for what you do", "your login name"),
     "HALTER_SECRET_NAME": (
         "the value of `${secret:NAME}`",
@@ -42,7 +45,7 @@ VARIABLES: Final = {
     ),
     "HALTER_AGENT": ("set by Halter for what an agent starts: whoever has it can decide nothing", "you are a person"),
 }
-"""Every variable that the code reads, with its meaning and what holds without it."""
+"""What variables mean, and what holds without them. The page has those of them that the code reads."""
 
 FAMILIES: Final = {"HALTER_SECRET_": "HALTER_SECRET_NAME"}
 NOT_VARIABLES: Final = frozenset({"HALTER_SECRET_OPENAI"})
@@ -93,12 +96,12 @@ def environment_page() -> str:
         "`XDG_CONFIG_HOME`. A store that is named "
         "by `--store` counts before `HALTER_STORE`.",
     )
-    unknown = found() ^ set(VARIABLES)
-    if unknown:
+    there = found()
+    if unknown := there - set(VARIABLES):
         raise LookupError(
-            f"{', '.join(sorted(unknown))}: describe in {__file__} what the code reads, and nothing else."
+            f"{', '.join(sorted(unknown))}: the code reads it, and VARIABLES in {__file__} does not tell."
         )
-    rows = ((code(name), *words) for name, words in VARIABLES.items())
+    rows = ((code(name), *words) for name, words in VARIABLES.items() if name in there)
     keys = (
         (code(name), code(usual.key) if usual.key else "none", code(usual.base_url) if usual.base_url else "")
         for name, usual in USUAL.items()
