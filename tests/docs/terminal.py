@@ -19,6 +19,9 @@ COLUMNS = "110"
 KEPT = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
 SHELL = re.compile(r"[|<>&;$`*]")
 
+PROGRAMS = {"halter": "-m halter", "python": "", "pytest": "-m pytest -p no:cacheprovider -p no:asyncio"}
+"""What can be typed, and how this Python runs it."""
+
 
 class Running:
     """A program that was left running; what it prints is read line by line."""
@@ -63,7 +66,11 @@ class Terminal:
     def __init__(self, home: Path) -> None:
         shims = home / ".shims"
         shims.mkdir()
-        for name, words in (("halter", "-m halter"), ("python", ""), ("pytest", "-m pytest -p no:cacheprovider")):
+        for name, words in (
+            ("halter", "-m halter"),
+            ("python", ""),
+            ("pytest", "-m pytest -p no:cacheprovider -p no:asyncio"),
+        ):
             (shims / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n')
             (shims / name).chmod(0o755)
         self.environ = {name: value for name, value in os.environ.items() if name in KEPT}
