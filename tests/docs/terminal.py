@@ -19,6 +19,8 @@ COLUMNS = "110"
 KEPT = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
 SHELL = re.compile(r"[|<>&;$`*]")
 
+LIVE = {"up", "serve", "demo"}
+"""Commands that write to the screen themselves, and so need one of their own."""
 PROGRAMS = {"halter": "-m halter", "python": "", "pytest": "-m pytest -p no:cacheprovider -p no:asyncio"}
 """What can be typed, and how this Python runs it."""
 
@@ -87,7 +89,7 @@ class Terminal:
             name, _, value = shlex.split(command)[1].partition("=")
             self.environ[name] = value
             return "", 0
-        if command.startswith("halter ") and not SHELL.search(command):
+        if command.startswith("halter ") and not SHELL.search(command) and command.split()[1] not in LIVE:
             return self._invoked(shlex.split(command)[1:])
         done = subprocess.run(
             ["/bin/sh", "-c", command],
