@@ -40,7 +40,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     terminal.close()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_what_a_page_shows_is_so(page: Page, reader: Reader) -> None:
     for name, text in page.hidden:
