@@ -9,7 +9,8 @@ What a reader is not shown stands in a comment right before a block:
 | `leaves with N` | the exit code of its last command |
 | `file: NAME` | the block is that file; a first line that reads `# NAME` says the same |
 
-A comment `with: NAME` over more than one line is a file that the page needs and does not show.
+A comment `with: NAME` over more than one line is a file that the page needs and does not show. `port: N` says that a
+free port is to be taken in place of that one.
 """
 
 import re
@@ -76,6 +77,11 @@ class Page:
             first, _, rest = comment.partition("\n")
             if rest and first.startswith("with:"):
                 yield first.removeprefix("with:").strip(), f"{rest}\n"
+
+    @property
+    def ports(self) -> list[str]:
+        """The ports on which something listens there."""
+        return re.findall(r"<!-- port: (\d+) -->", self.text)
 
     def __str__(self) -> str:
         return self.name

@@ -2,8 +2,10 @@
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from halter.config.mind import read_mind
 from halter.config.playbook import playbook_of
 from halter.config.resolve import resolve
 from halter.config.schema import agent_schema, fleet_schema
-from tests.docs.pages import Block
+from tests.docs.pages import Block, Page
 from tests.docs.shown import Ids, difference
 from tests.docs.terminal import Running, Terminal
 
@@ -33,11 +35,19 @@ class Reader:
         self.terminal = terminal
         self.home = home
         self.ids = Ids()
+        self.ports: dict[str, str] = {}
 
-    def tries(self, block: Block) -> None:
+    def opens(self, page: Page) -> None:
+        """Begin with a page: write the files that it does not show, and find ports that are free."""
+        self.ports = {port: free_port() for port in page.ports}
+        for name, text in page.hidden:
+            self._saves(name, text)
+
+    def tries(self, shown: Block) -> None:
         """Do what a block says."""
+        block = replace(shown, text=self._with_ports(shown.text))
         if block.file:
-            self._saves(block)
+            self._saves(block.file, block.text)
         match block.language:
             case "yaml":
                 self._loads(block)
@@ -51,10 +61,15 @@ class Reader:
             case _:
                 pass
 
-    def _saves(self, block: Block) -> None:
-        path = self.home / block.file
+    def _with_ports(self, text: str) -> str:
+        for port, free in self.ports.items():
+            text = text.replace(port, free)
+        return text
+
+    def _saves(self, name: str, text: str) -> None:
+        path = self.home / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(block.text, "utf-8")
+        path.write_text(text, "utf-8")
 
     def _loads(self, block: Block) -> None:
         """Read a file as Halter does. What has no name and is no list is a part of an agent's file."""
@@ -134,3 +149,10 @@ def commands_of(block: Block) -> Iterator[tuple[str, str]]:
 def fits(document: Document, schema: dict[str, object]) -> None:
     """See that an editor would mark nothing."""
     assert list(Draft202012Validator(schema).iter_errors(document.value)) == []
+
+
+def free_port() -> str:
+    """Find a port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])

@@ -43,10 +43,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_what_a_page_shows_is_so(page: Page, reader: Reader) -> None:
-    for name, text in page.hidden:
-        path = reader.home / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+    reader.opens(page)
     for block in page.blocks:
         if block.note("not run") is None:
             reader.tries(block)
