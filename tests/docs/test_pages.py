@@ -1,11 +1,16 @@
 """Every command and every example of the documentation is tried out, as a reader would."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from halter.cli import build
 from tests.docs.pages import ROOT, Page, all_pages
 from tests.docs.reading import WITH_A_MODEL, Reader, commands_of
 from tests.docs.terminal import Terminal
@@ -29,6 +34,9 @@ NOT_RUN = {
     "docs/tutorial.md": ["needs the key of a provider"],
 }
 """The blocks that cannot run in a test, by page, each with its reason."""
+
+BROUGHT = {"demo", "serve", "tokens"}
+"""Commands that the server and the demonstration bring."""
 
 
 @pytest.fixture
@@ -56,6 +64,18 @@ def test_what_is_not_run_is_known_and_says_why() -> None:
 
 def test_every_block_says_what_it_is() -> None:
     assert [str(block) for page in PAGES for block in page.blocks if block.language not in SHOWN] == []
+
+
+def test_no_block_hides_in_a_list_where_nobody_would_try_it() -> None:
+    assert [page.name for page in PAGES if re.search(r"^[ >]+```", page.text, re.MULTILINE)] == []
+
+
+def test_every_command_that_a_page_names_can_be_typed() -> None:
+    known = set(cast("TyperGroup", get_command(build())).commands) | BROUGHT
+    named = {
+        (page.name, word) for page in PAGES for word in re.findall(r"(?:`|^)halter ([a-z]+)", page.text, re.MULTILINE)
+    }
+    assert sorted(each for each in named if each[1] not in known) == []
 
 
 def test_examples_that_ask_a_provider_stand_where_a_provider_answers_them() -> None:
