@@ -21,12 +21,7 @@ SHOWN = {"yaml", "json", "python", "console", "sh", "text", "ini", "nginx", "htm
 NOT_RUN = {
     "README.md": ["it installs, and goes on until somebody stops it", "installs from the network"],
     "docs/drills.md": ["takes minutes"],
-    "docs/how-to/dashboard.md": [
-        "it goes on until somebody stops it",
-        "it belongs to a server that runs",
-        "needs a second machine",
-        "needs a name and a certificate",
-    ],
+    "docs/how-to/dashboard.md": ["needs a second machine", "needs a name and a certificate"],
     "docs/how-to/postgres.md": ["needs a PostgreSQL server"],
     "docs/how-to/siem.md": ["it goes on until somebody stops it"],
     "docs/how-to/systemd.md": ["needs root"],
@@ -35,8 +30,8 @@ NOT_RUN = {
 }
 """The blocks that cannot run in a test, by page, each with its reason."""
 
-BROUGHT = {"demo", "serve", "tokens"}
-"""Commands that the server and the demonstration bring."""
+BROUGHT = {"demo"}
+"""Commands that the demonstration brings."""
 
 
 @pytest.fixture
