@@ -13,7 +13,7 @@ ifeq ($(CI),true)
 export HALTER_REQUIRE_ALL := 1
 endif
 
-.PHONY: setup system run test check bench soak lock clean
+.PHONY: setup system run test check docs bench soak lock clean
 
 setup: $(INSTALLED)
 
@@ -39,6 +39,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-logo
+
+# The pages that are made from the code; a test tells when they have to be made anew.
+docs: setup
+	$(BIN)/python -m scripts.reference
 
 bench: setup system
 	$(BIN)/python -m bench

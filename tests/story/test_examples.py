@@ -95,9 +95,6 @@ def test_what_cannot_be_gone_on_with_is_said_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_the_agent_in_one_minute_works_as_the_pages_say(tmp_path: Path) -> None:
-    pages = [(EXAMPLES.parent / page).read_text("utf-8") for page in ("README.md", "docs/loop.md")]
-    commands = ["halter init night-watch", 'halter run night-watch "hello"', "halter chat night-watch"]
-    assert all(f"\n{command}" in page for command in commands for page in pages)
     person, folder = Person(tmp_path), str(tmp_path / "night-watch")
     person.types("init", folder)
     assert person.types("run", folder, "hello") == (
@@ -110,9 +107,6 @@ def test_the_agent_in_one_minute_works_as_the_pages_say(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_the_doorman_sleeps_and_wakes_when_a_letter_comes_as_the_pages_say(tmp_path: Path) -> None:
-    pages = [(EXAMPLES.parent / page).read_text("utf-8") for page in ("README.md", "docs/autonomy.md")]
-    commands = ["halter up examples/doorman", "halter chat examples/doorman", "halter off doorman"]
-    assert all(f"\n{command}" in page for command in commands for page in pages)
     person, doorman = Person(tmp_path), tmp_path / "doorman"
     shutil.copytree(EXAMPLES / "doorman", doorman)
     with person.begins("up", str(doorman)) as program:

@@ -1,4 +1,4 @@
-"""Every example of the page about programs runs as it stands there, against a provider on this machine."""
+"""Every example that asks a model runs as it stands on its page, against a provider on this machine."""
 
 import asyncio
 import os
@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "programs.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "programs.md").read_text("utf-8")
+FIRST = re.search(r"## In Python\n+```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
 EXAMPLES = dict(re.findall(r"^## ([^\n]+)\n+```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
 OWN = re.search(r"## (Tests of your own agents)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
 
@@ -54,6 +56,15 @@ async def test_an_example_does_what_the_page_says(title: str, provider: Any, tmp
         reply(provider)
         provider.then()
     assert await ran(EXAMPLES[title], tmp_path, f"http://127.0.0.1:{provider.port}") == expected
+
+
+async def test_the_first_example_of_all_does_what_it_says(provider: Any, tmp_path: Path) -> None:
+    assert FIRST is not None
+    for reply in (calls("weather", '{"city":"Oslo"}'), says("Yes, it rains.")):
+        reply(provider)
+        provider.then()
+    said = await ran(FIRST[1], tmp_path, f"http://127.0.0.1:{provider.port}")
+    assert said == "Yes, it rains. 0\n", "a model on this machine is free"
 
 
 async def test_an_agent_can_be_tested_without_a_provider(tmp_path: Path) -> None:

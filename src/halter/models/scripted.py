@@ -71,6 +71,12 @@ def say(text: str, usage: Usage | None = None, *, takes: int = 0, when: str = ""
     return Line(reply=Reply((Text(text, "model", trusted=False),), "end", usage), takes=takes, when=when)
 
 
+def call(tool: str, /, **arguments: Any) -> Line:
+    """Make a line that asks for one call."""
+    asked = ToolCall(tool, tool, msgspec.json.encode(arguments).decode())
+    return Line(reply=Reply((asked,), "calls"))
+
+
 class Scripted:
     """Answers from a script. `asked` are the prompts that it was sent, in order."""
 

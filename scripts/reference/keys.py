@@ -1,0 +1,251 @@
+"""The pages about the files that people write: every key, what it may be, and what holds without it."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+from msgspec import NODEFAULT, UNSET, inspect
+
+from halter.app.thinking import AUTONOMOUS_WINDOW
+from halter.config.agent import agent_of
+from halter.config.fleet import Fleet
+from halter.config.load import load_bytes
+from halter.config.mind import read_mind
+from halter.config.resolve import resolve
+from halter.config.shape import other_names, written_as
+from halter.config.words import WORDS
+from halter.core.bounds import Limits
+from halter.core.durations import shown_duration
+from halter.core.limits import Caps
+from halter.core.spec import AgentSpec, FleetSpec
+from scripts.reference.sheet import NOTHING, code, head, table
+
+Row = tuple[str, str, str, str]
+
+FREE: Final = {"levels": "LEVEL", "tools": "TOOL", "fields": "FIELD", "models": "MODEL"}
+"""What stands for the names that people give; elsewhere it is NAME."""
+
+SHORT: Final = {
+    "duration": "duration",
+    "lasting": "duration or `none`",
+    "dollars": "dollars or `none`",
+    "rate": "rate or `none`",
+    "zone": "time zone",
+    "host": "host",
+    "models": "model or pattern",
+    "model": "model",
+    "window": "integer",
+    "reference": "`${secret:NAME}`",
+    "day_time": "time of day",
+    "path_into": "path into JSON",
+    "secret": "name of a secret",
+    "header_name": "name of a header",
+    "header": "text",
+}
+
+FORMS: Final = "How amounts, times and names are written:"
+
+
+def agent_page() -> str:
+    """Describe `agent.yaml`."""
+    first = head(
+        "agent.yaml",
+        "`halter.core.spec`",
+        "Every key of an agent's file. [An agent's file](../agents.md) explains them; "
+        "`halter schema` prints the same as a "
+        "JSON Schema, for editors. `[]` stands for each item of a list, a word in capitals for a name that you give.",
+        "A wrong key or value is a sentence that names the file, the line, the key and "
+        "the fix. Nothing unknown is ignored.",
+    )
+    return first + "\n" + _keys(AgentSpec, _in_force()) + "\n" + _forms()
+
+
+def fleet_page() -> str:
+    """Describe `halter.yaml`."""
+    first = head(
+        "halter.yaml",
+        "`halter.core.spec`",
+        "Every key of the fleet's file, which bounds all agents on one store: an agent "
+        "can only tighten it. It is looked "
+        "for here, then in `~/.config/halter`, or where `HALTER_FLEET` says. `halter "
+        "schema fleet` prints a JSON Schema.",
+        "`agents.limits` are the most that any agent may have; without them, an agent's own defaults hold.",
+    )
+    return first + "\n" + _keys(FleetSpec, _of_fleet()) + "\n" + _forms()
+
+
+def _keys(kind: type[msgspec.Struct], known: Mapping[str, str]) -> str:
+    rows = _rows(cast("inspect.StructType", inspect.type_info(kind)), "", known)
+    return table(("key", "is", "if not given", "meaning"), ((code(key), *rest) for key, *rest in rows))
+
+
+def _forms() -> str:
+    rows = ((SHORT.get(name, name), word.expected) for name, word in WORDS.items())
+    return f"{FORMS}\n\n" + table(("form", "write"), rows)
+
+
+def _rows(kind: inspect.StructType, path: str, known: Mapping[str, str]) -> Iterator[Row]:
+    """List the keys of a mapping, each with those below it in its place."""
+    for field in kind.fields:
+        yield from _of_field(field, path + field.encode_name, known)
+    names = {field.encode_name: field for field in kind.fields}
+    for other, own in other_names(kind).items():
+        yield path + other, _is(names[own].type), NOTHING, f"Another name of `{own}`."
+
+
+def _of_field(field: inspect.Field, path: str, known: Mapping[str, str]) -> Iterator[Row]:
+    if below := _below(field.type, path):
+        for kind, there in below:
+            yield from _rows(kind, there, known)
+    else:
+        yield path, _is(field.type), known.get(path) or _default(field), _meaning(field.type)
+
+
+def _below(kind: inspect.Type, path: str) -> list[tuple[inspect.StructType, str]]:
+    """Find the mappings that a key holds, and how their keys are written."""
+    match _bare(kind):
+        case inspect.StructType() as struct:
+            return [(struct, f"{path}.")]
+        case inspect.VarTupleType() as items:
+            return _below(items.item_type, f"{path}[]")
+        case inspect.DictType() as free:
+            return _below(free.value_type, f"{path}.{FREE.get(path.rpartition('.')[2], 'NAME')}")
+        case inspect.UnionType() as union:
+            return [found for member in union.types for found in _below(member, path)]
+        case _:
+            return []
+
+
+def _bare(kind: inspect.Type) -> inspect.Type:
+    """Take away what is only said about a type, and that it may be none."""
+    match kind:
+        case inspect.Metadata():
+            return _bare(kind.type)
+        case inspect.UnionType():
+            left = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+            return _bare(left[0]) if len(left) == 1 else inspect.UnionType(tuple(left))
+        case _:
+            return kind
+
+
+def _said(kind: inspect.Type) -> Iterator[inspect.Metadata]:
+    match kind:
+        case inspect.Metadata():
+            yield kind
+            yield from _said(kind.type)
+        case inspect.UnionType():
+            for member in kind.types:
+                yield from _said(member)
+        case _:
+            return
+
+
+def _meaning(kind: inspect.Type) -> str:
+    for said in _said(kind):
+        extra = said.extra_json_schema or {}
+        if "description" in extra:
+            return str(extra["description"])
+    return ""
+
+
+def _is(kind: inspect.Type) -> str:
+    """Say in a word or two what a key may be."""
+    for said in _said(kind):
+        if form := written_as(said):
+            return SHORT.get(form, form)
+    match _bare(kind):
+        case inspect.LiteralType() as words:
+            return ", ".join(code(word) for word in words.values)
+        case inspect.VarTupleType() as items:
+            return f"list: {_is(items.item_type)}"
+        case inspect.DictType() as free:
+            return f"mapping {_named(free.key_type)}: {_is(free.value_type)}".replace(" :", ":")
+        case inspect.UnionType() as union:
+            return " or ".join(dict.fromkeys(_is(member) for member in union.types))
+        case inspect.BoolType():
+            return "`true`, `false`"
+        case inspect.IntType() | inspect.FloatType() as number:
+            return _number(number)
+        case inspect.StrType():
+            return "text"
+        case inspect.DecimalType():
+            return "number"
+        case inspect.StructType():
+            return "mapping"
+        case _:
+            return "anything"
+
+
+def _named(kind: inspect.Type) -> str:
+    """Say which names a mapping may have, if they are given."""
+    words = _bare(kind)
+    return f"of {', '.join(code(word) for word in words.values)}" if isinstance(words, inspect.LiteralType) else ""
+
+
+def _number(kind: inspect.IntType | inspect.FloatType) -> str:
+    name = "integer" if isinstance(kind, inspect.IntType) else "number"
+    match kind.ge, kind.le:
+        case None, None:
+            return name
+        case least, None:
+            return f"{name}, at least {least}"
+        case least, most:
+            return f"{name} from {least} to {most}"
+
+
+def _default(field: inspect.Field) -> str:
+    if field.required:
+        return "needed"
+    default = field.default_factory() if callable(field.default_factory) else field.default
+    return NOTHING if default in (NODEFAULT, UNSET) else _shown(default, _form(field.type))
+
+
+def _form(kind: inspect.Type) -> str:
+    return next((form for said in _said(kind) if (form := written_as(said))), "")
+
+
+def _shown(value: Any, form: str) -> str:
+    match value:
+        case bool():
+            return code(str(value).lower())
+        case int() if form in {"duration", "lasting"}:
+            return shown_duration(value)
+        case int() | float():
+            return f"{value:g}" if isinstance(value, float) else str(value)
+        case str():
+            return code(value) if value else "none"
+        case tuple() | dict():
+            return ", ".join(code(each) for each in value) or "none"
+        case _:
+            return NOTHING
+
+
+def _in_force() -> Mapping[str, str]:
+    """Work out what holds for an agent of which nothing but the name is said."""
+    agent = agent_of(load_bytes(b"name: x\n", "agent.yaml"))
+    policy, mind = resolve(Fleet(), agent), read_mind(Fleet(), agent, Path("nowhere")).mind
+    found = {"mode": code(policy.mode), "observe": code(str(policy.observe).lower()), "phases": "`work`"}
+    for key in Limits.__struct_fields__:
+        value = getattr(policy, key, getattr(mind, key, None))
+        if value is not None:
+            found[f"limits.{key}"] = _shown(value, "duration" if key == "timeout" else "")
+    found["limits.context_window"] += f"; {AUTONOMOUS_WINDOW} for an agent that runs by itself"
+    return found | _caps(policy.caps) | {"policy.approval_expiry": shown_duration(policy.approval_expiry)}
+
+
+def _caps(caps: Caps) -> Mapping[str, str]:
+    return {
+        "limits.max_cost_usd": _dollars(caps.session.max_cost_usd),
+        **{f"limits.max_cost_usd_per_{cap.per}": _dollars(cap.max_cost_usd) for cap in caps.agent},
+        "limits.token_budget": "0",
+    }
+
+
+def _of_fleet() -> Mapping[str, str]:
+    found = {f"limits.max_cost_usd_per_{cap.per}": _dollars(cap.max_cost_usd) for cap in Caps().fleet}
+    return found | {"policy.approval_expiry": _in_force()["policy.approval_expiry"]}
+
+
+def _dollars(cap: int | None) -> str:
+    return "none" if cap is None else f"{cap / 1_000_000:.2f}"

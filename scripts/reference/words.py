@@ -1,0 +1,123 @@
+"""The pages about closed sets of words (levels, states, outcomes, …) and about the environment."""
+
+import re
+from pathlib import Path
+from typing import Final, get_args
+
+import halter
+from halter.config.usual import USUAL
+from halter.core import errors, vocabulary
+from halter.core.spec import MODES, RATES, SIMULATED
+from halter.core.tools import LEVELS
+from halter.guard.levels import TABLE
+from scripts.reference.sheet import NOTHING, code, head, table
+
+AUDITED: Final = {"": "no, only its events", "arguments": "arguments, not the result", "full": "yes"}
+
+SETS: Final = (
+    ("Kinds of sessions", vocabulary.SessionKind),
+    ("States of a session", vocabulary.State),
+    ("Why a session ended", vocabulary.TerminalReason),
+    ("Why a turn ended", vocabulary.TurnEnd),
+    ("Outcomes of a call", vocabulary.Outcome),
+    ("Risks", vocabulary.RiskLevel),
+    ("What a decision is about", vocabulary.DecisionKind),
+    ("What money was spent for", vocabulary.Purpose),
+    ("Where something comes from", vocabulary.Origin),
+    ("What wakes a session", vocabulary.Cause),
+    ("Guardrails", vocabulary.Guardrail),
+)
+
+VARIABLES: Final = {
+    "HALTER_STORE": ("the store: a file, or `postgresql://…`", "`~/.local/state/halter/halter.db`"),
+    "HALTER_CHECKPOINTS": ("the folder of signed checkpoints", "`~/.local/state/halter/checkpoints`"),
+    "HALTER_SIGNING_KEY": ("the key that signs them", "`~/.config/halter/signing.key`"),
+    "HALTER_FLEET": ("the fleet's file", "`halter.yaml` here, or `~/.config/halter/halter.yaml`"),
+    "HALTER_TRUST": ("where it is kept whose code may run", "`~/.config/halter/trust.json`"),
+    "HALTER_CURSORS": ("where cursors of exports are kept", "`~/.local/state/halter/cursors`"),
+    "HALTER_TOKENS": ("the file of the tokens by which people reach the server", "`~/.config/halter/tokens.json`"),
+    "HALTER_TRACES": ("where traces go: `otlp`, `console` or `file:PATH`", "no traces are made"),
+    "HALTER_TRACES_CONTENT": ("`1` adds what was said to traces, with secrets masked", "no content leaves the journal"),
+    "HALTER_PERSON": ("the name that stands in the journal for what you do", "your login name"),
+    "HALTER_SECRET_NAME": (
+        "the value of `${secret:NAME}`",
+        "the secret is missing, and calls that name it are refused",
+    ),
+    "HALTER_AGENT": ("set by Halter for what an agent starts: whoever has it can decide nothing", "you are a person"),
+}
+"""What variables mean, and what holds without them. The page has those of them that the code reads."""
+
+FAMILIES: Final = {"HALTER_SECRET_": "HALTER_SECRET_NAME"}
+NOT_VARIABLES: Final = frozenset({"HALTER_SECRET_OPENAI"})
+
+
+def page() -> str:
+    """Describe levels, and list every closed set of words."""
+    first = head(
+        "Levels, states, outcomes",
+        "`halter.core.vocabulary`, `halter.guard.levels` and `halter.core.errors`",
+        "The closed sets of words in which events, policies and screens are written. No other word can stand there.",
+    )
+    sets = (f"## {title}\n\n{_listed(get_args(words))}\n" for title, words in SETS)
+    return "\n".join((first, _levels(), *sets, _errors()))
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return ", ".join(code(word) for word in words) + "."
+
+
+def _levels() -> str:
+    rows = (
+        (
+            code(level),
+            AUDITED[TABLE[level].audit],
+            f"{RATES[level]} an hour" if level in RATES else NOTHING,
+            "yes" if TABLE[level].assessed else "no",
+            " / ".join("yes" if mode in TABLE[level].asks else NOTHING for mode in MODES),
+            "when a person is asked" if SIMULATED.get(level) == "asked" else "no",
+        )
+        for level in LEVELS
+    )
+    titles = ("level", "audited", "rate", "risk assessed", f"asks in {' / '.join(MODES)}", "simulated")
+    return f"## Levels of tools\n\n{table(titles, rows)}"
+
+
+def _errors() -> str:
+    tree, _, rest = (errors.__doc__ or "").partition("```\n")[2].partition("```")
+    return f"## Errors\n\nWhat a program can catch:\n\n```text\n{tree}```\n{rest.rstrip()}\n"
+
+
+def environment_page() -> str:
+    """List every variable of the environment that is read."""
+    first = head(
+        "The environment",
+        "`halter.settings` and `halter.config.usual`",
+        "Paths below `~/.local/state` and `~/.config` follow `XDG_STATE_HOME` and "
+        "`XDG_CONFIG_HOME`. A store that is named "
+        "by `--store` counts before `HALTER_STORE`.",
+    )
+    there = found()
+    if unknown := there - set(VARIABLES):
+        raise LookupError(
+            f"{', '.join(sorted(unknown))}: the code reads it, and VARIABLES in {__file__} does not tell."
+        )
+    rows = ((code(name), *words) for name, words in VARIABLES.items() if name in there)
+    keys = (
+        (code(name), code(usual.key) if usual.key else "none", code(usual.base_url) if usual.base_url else "")
+        for name, usual in USUAL.items()
+    )
+    return "\n".join(
+        (
+            first,
+            table(("variable", "meaning", "without it"), rows),
+            "## Keys of providers\n",
+            table(("provider", "its key", "its address"), keys),
+        )
+    )
+
+
+def found() -> set[str]:
+    """Look through the code for variables that begin with HALTER_."""
+    source = Path(next(iter(halter.__path__)))
+    names = {name for file in source.rglob("*.py") for name in re.findall(r"\bHALTER_[A-Z_]+", file.read_text("utf-8"))}
+    return {FAMILIES.get(name, name) for name in names - NOT_VARIABLES}

@@ -1,0 +1,35 @@
+"""The page about the guard tells the truth about levels, outcomes and decisions."""
+
+import re
+from typing import get_args
+
+from halter.core.spec import MODES
+from halter.core.vocabulary import DecisionKind, Outcome
+from halter.guard.levels import TABLE
+from tests.docs.pages import ROOT
+
+PAGE = (ROOT / "docs" / "guard.md").read_text("utf-8")
+BY_ITSELF = {"ok", "error", "timeout", "cancelled", "unknown"}
+"""What becomes of a call that no brake refused."""
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_levels_are_those_that_hold() -> None:
+    told = dict(re.findall(r"^\| ([A-Z]+) \|.*\| ([^|]+) \|$", section("Levels"), re.MULTILINE))
+    assert told == {
+        level: " / ".join("yes" if mode in row.asks else "\N{EN DASH}" for mode in MODES)
+        for level, row in TABLE.items()
+    }
+
+
+def test_every_outcome_by_which_a_brake_refuses_is_on_the_page() -> None:
+    told = set(re.findall(r"`(\w+)`", section("The order of the brakes")))
+    assert told == set(get_args(Outcome)) - BY_ITSELF
+
+
+def test_every_kind_of_decision_is_on_the_page() -> None:
+    told = re.findall(r"^\| ([a-z ]+) \|", section("Decisions"), re.MULTILINE)
+    assert [word.replace(" ", "_") for word in told if word not in {"kind", "command"}] == list(get_args(DecisionKind))

@@ -1,0 +1,90 @@
+"""Every command and every example of the documentation is tried out, as a reader would."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from halter.cli import build
+from tests.docs.pages import ROOT, Page, all_pages
+from tests.docs.reading import WITH_A_MODEL, Reader, commands_of
+from tests.docs.terminal import Terminal
+
+PAGES = all_pages()
+SHOWN = {"yaml", "json", "python", "console", "sh", "text", "ini", "nginx", "html"}
+
+NOT_RUN = {
+    "README.md": ["it installs, and goes on until somebody stops it", "installs from the network"],
+    "docs/demo.md": [
+        "it goes on until somebody stops it; it has tests of its own",
+        "it speaks to the demo, which has tests of its own",
+    ],
+    "docs/drills.md": ["takes minutes"],
+    "docs/how-to/dashboard.md": ["needs a second machine", "needs a name and a certificate"],
+    "docs/how-to/postgres.md": ["needs a PostgreSQL server"],
+    "docs/how-to/siem.md": ["it goes on until somebody stops it"],
+    "docs/how-to/systemd.md": ["needs root"],
+    "docs/how-to/traces.md": ["needs a collector"],
+    "docs/traces.md": ["it needs a collector, and goes on until somebody stops it"],
+    "docs/tutorial.md": ["needs the key of a provider"],
+}
+"""The blocks that cannot run in a test, by page, each with its reason."""
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    terminal = Terminal(tmp_path)
+    yield Reader(terminal, tmp_path)
+    terminal.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_what_a_page_shows_is_so(page: Page, reader: Reader) -> None:
+    reader.opens(page)
+    for block in page.blocks:
+        if block.note("not run") is None:
+            reader.tries(block)
+
+
+def test_what_is_not_run_is_known_and_says_why() -> None:
+    found = {page.name: [why for block in page.blocks if (why := block.note("not run")) is not None] for page in PAGES}
+    assert {name: reasons for name, reasons in found.items() if reasons} == NOT_RUN
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert [str(block) for page in PAGES for block in page.blocks if block.language not in SHOWN] == []
+
+
+def test_no_block_hides_in_a_list_where_nobody_would_try_it() -> None:
+    assert [page.name for page in PAGES if re.search(r"^[ >]+```", page.text, re.MULTILINE)] == []
+
+
+def test_every_command_that_a_page_names_can_be_typed() -> None:
+    known = set(cast("TyperGroup", get_command(build())).commands)
+    named = {
+        (page.name, word) for page in PAGES for word in re.findall(r"(?:`|^)halter ([a-z]+)", page.text, re.MULTILINE)
+    }
+    assert sorted(each for each in named if each[1] not in known) == []
+
+
+def test_examples_that_ask_a_provider_stand_where_a_provider_answers_them() -> None:
+    asking = {page.name for page in PAGES for block in page.blocks if WITH_A_MODEL.search(block.text)}
+    assert asking <= {"README.md", "docs/programs.md"}
+
+
+def test_a_block_of_commands_has_commands() -> None:
+    empty = [
+        str(block)
+        for page in PAGES
+        for block in page.blocks
+        if block.language == "sh" and block.note("not run") is None and not list(commands_of(block))
+    ]
+    assert empty == []
