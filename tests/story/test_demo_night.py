@@ -134,11 +134,11 @@ def test_amounts_are_written_to_the_cent() -> None:
     assert isinstance(once(IDLE.name)[0].within, Bill)
 
 
-def test_the_page_about_the_demo_shows_what_it_really_says(
+def test_the_pages_about_the_demo_show_what_it_really_says(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     conclude(night([told(once(name)[0]) for name in NAMES]))
     said = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
-    page = (Path(__file__).parents[2] / "docs" / "demo.md").read_text("utf-8")
-    assert f"```\n{said}\n```" in page
+    for page in ("docs/demo.md", "README.md"):
+        assert f"```text\n{said}\n```" in (Path(__file__).parents[2] / page).read_text("utf-8")
