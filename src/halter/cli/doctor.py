@@ -10,13 +10,14 @@ import msgspec
 import typer
 
 from halter.app import App
-from halter.cli.answer import answer_json, answer_table, counted
+from halter.cli.answer import answer_json, answer_table
 from halter.cli.command import NOT_FINE, JsonOption, StoreOption, settings_for, with_app
 from halter.core.clock import HOUR, SECOND
 from halter.core.durations import shown_duration
 from halter.core.errors import ConfigError
 from halter.core.ports import Query
 from halter.core.rows import AgentRow, HoldRow, SessionRow
+from halter.core.text import counted
 from halter.journal.open import masked
 
 CLOCKS_APART = 2 * SECOND

@@ -8,11 +8,11 @@ import typer
 from halter.app import App
 from halter.app.desk import looking
 from halter.app.objects import as_object
+from halter.app.words.moments import moment, written
+from halter.app.words.told import in_words, told
 from halter.cli.answer import answer_json, answer_table
 from halter.cli.command import JsonOption, StoreOption, desk_of, with_app
-from halter.cli.moments import moment, written
 from halter.cli.named import MOST, SessionArgument, all_events, session_meant
-from halter.cli.told import in_words, told
 from halter.core.durations import shown_duration
 from halter.core.ids import session_stream
 from halter.core.ports import Stored

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halter.app.words.moments import written
 from halter.cli.answer import answer_json, answer_table, say
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, fail, saying_errors, settings_for
-from halter.cli.moments import written
 from halter.cli.plain import ListingGroup, PlainCommand
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError

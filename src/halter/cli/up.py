@@ -11,7 +11,7 @@ from halter.app import App
 from halter.app.bus import Bus, Gap, Item, News, Pulse
 from halter.app.follow import heads
 from halter.app.objects import item_object
-from halter.cli.answer import answer_json, counted, json_line, painted, say, warn
+from halter.cli.answer import answer_json, json_line, painted, say, warn
 from halter.cli.command import (
     UNUSABLE,
     WRONG_USE,
@@ -32,7 +32,7 @@ from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, session_of
 from halter.core.ports import Query
 from halter.core.rows import AgentRow, SessionRow
-from halter.core.text import listed
+from halter.core.text import counted, listed
 
 if TYPE_CHECKING:
     from halter.app.up import Serve
