@@ -225,7 +225,8 @@ def test_a_way_of_asking_that_nobody_needs_is_refused(method: str) -> None:
         ("/login/../api/home", "GET"), ("/login/", "GET"), ("/login/other.js", "GET"), ("/LOGIN", "GET"),
         ("/healthz/x", "GET"), ("/healthz", "POST"), ("/hooks/desk/in", "GET"), ("/hooks/desk", "POST"),
         ("/hooks/desk/in/more", "POST"), ("/hooks//in", "POST"), ("/hooks/../api/halts", "POST"), ("/hooks/", "POST"),
-        ("//login", "GET"), ("/login", "PUT"), ("/api/login", "POST"), ("/api/openapi.json", "GET"), ("/docs", "GET"),
+        ("//login", "GET"), ("/login", "PUT"), ("/login", "HEAD"), ("/api/login", "POST"), ("/api/openapi.json", "GET"),
+        ("/docs", "GET"),
         ("/logout", "POST"), ("/hooks/a/b\n", "POST"), ("", "GET"), ("/api", "GET"), ("/_nicegui/login", "GET"),
     ],
 )  # fmt: skip

@@ -7,6 +7,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from halter import __version__
 from halter.app.desk import Who, looking, money, steering
 from halter.app.desk.decisions import Said
 from halter.app.keeping import Left
@@ -14,8 +15,9 @@ from halter.app.planned import Plan
 from halter.app.report import Report
 from halter.core.rows import HaltRow, RuleRow, SessionRow
 from halter.server import doing, reading
-from halter.server.answers import ERRORS, JSON, Error, answering
+from halter.server.answers import ERRORS, JSON, Error, add_errors, answering
 from halter.server.doing import Done
+from halter.server.stream import add_streams
 from halter.state.audit import AuditEntry
 from halter.state.receipt import Receipt
 from halter.state.receipt_lines import TurnLine
@@ -65,8 +67,21 @@ DOERS: Final = frozenset(handler for _, handler, _ in DO)
 _REF: Final = "#/components/schemas/{name}"
 
 
-def add_api(api: FastAPI) -> None:
-    """Add all routes, and what describes them."""
+def new_api() -> FastAPI:
+    """Make the API: all routes, the streams, and how a no is said."""
+    api = FastAPI(title="Halter", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
+    add_errors(api)
+    _add_routes(api)
+    add_streams(api)
+    return api
+
+
+def description() -> dict[str, Any]:
+    """Describe the API as `/api/openapi.json` does, without a server."""
+    return new_api().openapi()
+
+
+def _add_routes(api: FastAPI) -> None:
     kinds = [kind for _, _, kind in (*READ, *DO)]
     schemas, components = msgspec.json.schema_components([*kinds, Error], ref_template=_REF)
     for (path, handler, _), schema in zip((*READ, *DO), schemas, strict=False):

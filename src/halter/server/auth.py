@@ -126,7 +126,7 @@ def is_free(asked: Asked) -> bool:
         return False
     if asked.method == "POST":
         return asked.path == LOGIN or _HOOK.fullmatch(asked.path) is not None
-    return asked.method in {"GET", "HEAD"} and (asked.path in {LOGIN, HEALTH} or asked.path in LOGIN_FILES)
+    return asked.method == "GET" and (asked.path in {LOGIN, HEALTH} or asked.path in LOGIN_FILES)
 
 
 def _against_address(asked: Asked, door: Door) -> Rejected | None:

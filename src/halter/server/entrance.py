@@ -43,7 +43,7 @@ PAGES: Final = (
 _ALWAYS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    # With less than this, browsers would not say of our own forms where they come from.
+    # Not none at all: a browser would then hide from us, too, which page a form was sent from.
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),

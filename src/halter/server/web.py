@@ -97,22 +97,15 @@ class Extras:
 
 def web(app: App, door: Door, keys: Keyring, feed: "Feed", extras: Extras) -> Entrance:
     """Put it together: all that can be asked for, behind the one door."""
-    from fastapi import FastAPI
-
-    from halter import __version__
-    from halter.server.answers import Site, add_errors
-    from halter.server.api import add_api
+    from halter.server.answers import Site
+    from halter.server.api import new_api
     from halter.server.hooks import add_hooks
     from halter.server.login import add_login
-    from halter.server.stream import add_streams
 
-    api = FastAPI(title="Halter", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
+    api = new_api()
     api.state.site = Site(app, feed)
-    add_errors(api)
     add_login(api, door, keys, app.clock, Rates(extras.limits.failures))
     add_hooks(api, lambda: extras.deliveries.hooks)
-    add_api(api)
-    add_streams(api)
     _add_rest(api, app, feed.bus)
     return Entrance(api, door, keys, app.clock, extras.limits, lambda sentence: extras.tell(one_line(sentence)))
 
