@@ -17,8 +17,8 @@ from halter.app.talking import begin, say
 from halter.brain.fastpaths import Plain, Surroundings
 from halter.brain.loop import NOBODY, Watching
 from halter.brain.recurrence import Unclear
+from halter.brain.resting import Waits
 from halter.brain.route import Delegated, Routed, Scheduled, Script, route
-from halter.brain.running import Waits
 from halter.core.errors import ConfigError
 from halter.core.events import MessageRouted
 from halter.core.ids import FLEET, inbox_stream

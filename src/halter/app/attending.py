@@ -15,7 +15,8 @@ from halter.autonomy.hotstate import HotState
 from halter.autonomy.hours import hours_of
 from halter.autonomy.pace import Paced, Terms
 from halter.brain.loop import NO_SENSES, NOBODY, Loop, Watching
-from halter.brain.running import Running, Waits
+from halter.brain.resting import Waits
+from halter.brain.running import Running
 from halter.config.pacing import compiled_gate
 from halter.core.limits import Cap, Caps
 from halter.core.messages import Anonymizing

@@ -14,7 +14,8 @@ from halter.app.speaking import Speaking
 from halter.app.talking import row_of
 from halter.app.tasking import Tasking
 from halter.app.triggered import beginnings_of, read_made, trigger_row
-from halter.brain.running import Running, Waits
+from halter.brain.resting import Waits
+from halter.brain.running import Running
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted

@@ -9,7 +9,7 @@ from halter.app.attending import attending, autonomous_of
 from halter.app.speaking import Speaking
 from halter.app.tasking import given
 from halter.brain.loop import NOBODY, Loop, Watching
-from halter.brain.running import Waits
+from halter.brain.resting import Waits
 from halter.config.pacing import recorded
 from halter.config.tasks import recorded_tasks
 from halter.core.errors import ConfigError

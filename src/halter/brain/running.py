@@ -10,28 +10,22 @@ from typing import Final
 
 import msgspec
 
-from halter.brain.together import heard, together, until
+from halter.brain.resting import Resting, Waits
+from halter.brain.together import together
 from halter.core.clock import SECOND, Clock
 from halter.core.events import (
-    AnyEvent,
-    CallStarted,
     CostCapReached,
-    DecisionMade,
     GuardrailTriggered,
     OverrunIncurred,
-    SessionParked,
     SessionResumed,
-    WakePosted,
 )
-from halter.core.ids import inbox_stream, session_stream
+from halter.core.ids import session_stream
 from halter.core.messages import Model
 from halter.core.money import BudgetRow, Charge
-from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said
-from halter.core.rows import DecisionRow, HaltRow, SessionRow, Snapshot
-from halter.core.task_project import rows_of_event
+from halter.core.ports import Lease, Query, Store, Stored
 from halter.core.text import shorten, to_body
 from halter.core.tools import Tool
-from halter.core.vocabulary import Cause, Outcome, State, TerminalReason
+from halter.core.vocabulary import Outcome, State, TerminalReason
 from halter.core.windows import window_end
 from halter.guard.approvals import ask, cap_question
 from halter.guard.ask import Call, Standing
@@ -40,15 +34,9 @@ from halter.guard.flight import StillHeld
 from halter.guard.gatehouse import Gatehouse
 from halter.guard.request import Answered, FailedRequest, RefusedRequest, Request
 from halter.state import life
-from halter.state.session import InFlight, Session, replay
-
-LOOK: Final = 30 * SECOND
-"""How often somebody who waits looks by itself. Whatever it waits for is written, and hints of that come at once;
-but hints may be lost."""
+from halter.state.session import InFlight, replay
 
 SOON: Final = SECOND // 4
-
-PAGE: Final = 1000
 
 WORDS_KEPT: Final = 20_000
 """So much of a sub-session's last words its parent is told."""
@@ -56,14 +44,8 @@ WORDS_KEPT: Final = 20_000
 TOGETHER: Final = 10
 """How many calls of one step act at once."""
 
-Look = Callable[[], Awaitable[bool]]
-"""Something that is looked for while resting."""
 
-Waits = Callable[[NeedsPerson, State], None]
-"""Somebody who wants to know, once for each decision, that a session rests until a person decides."""
-
-
-class Running:
+class Running(Resting):
     """One session, from the moment that its lease is taken to the moment that it rests or ends."""
 
     def __init__(
@@ -76,28 +58,15 @@ class Running:
         tools: Mapping[str, Tool],
         waits: Waits = lambda _, __: None,
     ) -> None:
-        self.standing = standing
-        self.lease = lease
-        self._store = store
-        self._clock = clock
-        self._gatehouse = gatehouse
+        super().__init__(store, clock, gatehouse, lease, standing, waits)
         self._tools = tools
-        self._waits = waits
-        self._told: set[str] = set()
         self._attempts: dict[str, int] = {}
         self.foreseen: dict[str, str] = {}
         """What was predicted of calls, by their ids: the model is told it with what became of them."""
-        self._seen = 0
-        self.rested_at = 0
-        """How far the inbox had been read when the session last rested between two turns."""
-        self._rests = 0
-        self.state = Session()
         self.spent = Charge()
         self.overrun = False
         """Whether something beside the turns cost more than was held for it, and passed a cap."""
         self._cap: tuple[int | None] | None = None
-        self.rested: Callable[[int], None] = lambda _: None
-        """Told of each rest how long it was: it counts as nobody's work."""
         self.ending: Callable[[], Awaitable[None]] = _nothing
         """Called before the session ends: whatever else works for it has to stop, and settle what it holds."""
         self.looked_back = asyncio.Event()
@@ -132,24 +101,8 @@ class Running:
 
     async def wake(self) -> None:
         """Go on with a session that rested in these hands."""
-        self._rests += 1
-        self.rested_at = self._seen
-        await self._woken(await self._cause())
+        await super().wake()
         await self._look_at_cap()
-
-    async def _cause(self) -> Cause | None:
-        """Tell why the session goes on: what reached it, or its time; or that its owner went away."""
-        if self.state.state == "RUNNING":
-            return None
-        for stored in await self.inbox(self._seen):
-            match stored.event:
-                case WakePosted(wakes=True, cause=cause):
-                    return cause
-                case DecisionMade():
-                    return "decision"
-                case _:
-                    pass
-        return "timer"
 
     async def _clear(self, flight: InFlight, arguments: bytes) -> None:
         """Bring one thing in doubt to its outcome; what nobody can or will tell is charged at its maximum."""
@@ -162,13 +115,6 @@ class Running:
             await self._gatehouse.was_done(self.lease, flight, happened=happened)
         else:
             await self._gatehouse.purse.settle_in_doubt(self.lease, [flight])
-
-    async def events(self) -> list[Stored]:
-        """Read all that the session did."""
-        found: list[Stored] = []
-        while page := await self._store.read(session_stream(self.lease.session), len(found), PAGE):
-            found += page
-        return found
 
     async def attempt(self, call: Call, standing: Standing | None = None) -> Answer | NeedsPerson | StillHeld:
         """Take a call to the guard once, and tell what came of it."""
@@ -269,49 +215,9 @@ class Running:
     def _spend(self, usd: int, tokens: int = 0) -> None:
         self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)
 
-    async def pause(self, duration: int) -> None:
-        """Let a while pass, or less if a halt comes first."""
-        await self._gatehouse.pause(self.standing, duration)
-
     async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
         """Answer calls that are not made."""
         return await self._gatehouse.refuse(self.lease, calls, outcome, sentence)
-
-    async def halted(self) -> HaltRow | None:
-        """Tell whether, and by whom, the session is halted."""
-        return await self._gatehouse.halted(self.standing)
-
-    def redacted(self, text: str) -> str:
-        """Take secrets out of a text."""
-        return self._gatehouse.redacted(text)
-
-    async def write(self, key: str, event: AnyEvent, body: bytes | None = None) -> None:
-        """Write down something that happened in the session."""
-        await self.write_all(key, [(event, body)])
-
-    async def write_all(self, key: str, happened: Sequence[tuple[AnyEvent, bytes | None]]) -> None:
-        """Write down several things that happened at once."""
-        drafts = [Draft(event, *await kept(self._store, body)) for event, body in happened]
-        stream, rows = (
-            session_stream(self.lease.session),
-            [row for event, _ in happened for row in rows_of_event(event)],
-        )
-        await self._store.commit(Write(stream, key, lambda _: drafts, rows, self.lease))
-
-    async def post(self, key: str, event: WakePosted, text: str) -> bool:
-        """Put something into the session's own inbox; tell whether it wakes it."""
-        body, blob = await kept(self._store, to_body(self.redacted(text)))
-        committed = await self._store.commit(life.post(self.lease.session, key, event, body, blob, self.lease))
-        return any(isinstance(stored.event, WakePosted) and stored.event.wakes for stored in committed.events)
-
-    async def keep(self, snapshot: bytes) -> None:
-        """Keep the hot state for whoever takes the session up next, and for screens elsewhere."""
-        await self._store.beat(self.lease.worker, {self.lease.session: snapshot})
-
-    async def kept(self) -> bytes:
-        """Read the hot state that was kept last; nothing, if there is none."""
-        rows = await self._store.ask(Query("snapshot", Snapshot, {"session": self.lease.session}))
-        return rows[0].data if rows else b""
 
     async def look(self, call: Call) -> Answer | NeedsPerson | StillHeld:
         """Look at something again and again; what is no more than a look leaves no trace."""
@@ -325,39 +231,6 @@ class Running:
         """Tell whether a call of this tool would change something."""
         known = self._tools.get(tool)
         return known is not None and known.spec.effect == "write"
-
-    async def inbox(self, after: int) -> Sequence[Stored]:
-        """Read what reached the session after a place in its inbox."""
-        found: list[Stored] = []
-        while page := await self._store.read(inbox_stream(self.lease.session), after + len(found), PAGE):
-            found += page
-        return found
-
-    async def said(self, stored: Stored) -> bytes:
-        """Read what an event says."""
-        return await said(self._store, stored)
-
-    async def park(
-        self,
-        state: State,
-        inbox_seen: int,
-        wake_at: int | None = None,
-        wake_on: tuple[str, ...] = (),
-        *,
-        resident: bool = False,
-    ) -> bool:
-        """Let the session rest; not where something has reached it that was not looked at.
-
-        One that is resident rests in these hands; any other is let go.
-        """
-        self._rests += 1
-        parked = SessionParked(state=state, inbox_seen=inbox_seen, wake_at=wake_at, wake_on=wake_on, resident=resident)
-        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
-        rests = bool((await self._store.commit(life.park(self.lease, key, parked))).events)
-        if rests:
-            self._seen = inbox_seen
-            self.state = msgspec.structs.replace(self.state, state=state, wake_at=wake_at, inbox_seen=inbox_seen)
-        return rests
 
     async def end(
         self, state: State, reason: TerminalReason, inbox_seen: int | None = None, last_words: str = ""
@@ -427,79 +300,6 @@ class Running:
         question = cap_question(refused, name, cap, self.standing.policy.approval_expiry)
         await self._store.commit(ask(question, self.lease))
         return NeedsPerson(refused, question.decision)
-
-    async def _one_decided(self, asked: Sequence[NeedsPerson]) -> None:
-        """Rest until one of several questions is answered, or is too late to be."""
-        first, *others = asked
-
-        async def another() -> bool:
-            rows = [await self._gatehouse.decision(each.decision) for each in others]
-            return any(row is not None and (row.verdict or self._clock.now() >= row.expires_at) for row in rows)
-
-        for each in asked:
-            self._tell(each, "WAITING_FOR_APPROVAL")
-        await self._decided(first, "WAITING_FOR_APPROVAL", another if others else None)
-
-    async def _decided(self, asked: NeedsPerson, state: State, or_when: Look | None = None) -> DecisionRow:
-        """Rest until a person has decided, until it is too late for that, or until a halt comes first."""
-        while True:
-            row = await self._gatehouse.decision(asked.decision)
-            if row is None:
-                raise LookupError(f"The decision {asked.decision} is gone from the store.")
-            if row.verdict or self._clock.now() >= row.expires_at or (or_when and await or_when()):
-                return row
-            if await self._gatehouse.halted(self.standing) is not None:
-                return row
-            self._tell(asked, state)
-            await self._rest(state, row.expires_at, or_when)
-
-    def _tell(self, asked: NeedsPerson, state: State) -> None:
-        if asked.decision not in self._told:
-            self._told.add(asked.decision)
-            self._waits(asked, state)
-
-    async def _rest(self, state: State, wake_at: int, or_when: Look | None = None) -> None:
-        """Rest until something arrives, the time has come, or a halt or something else that is looked for is there."""
-        self._rests += 1
-        began = self._clock.now()
-        parked = SessionParked(state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True)
-        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
-        committed = await self._store.commit(life.park(self.lease, key, parked))
-        due = bool(committed.events) and await self.until_woken(wake_at, or_when)
-        await self._woken("timer" if due else "decision")
-        self.rested_at = self._seen
-        self.rested(self._clock.now() - began)
-
-    async def until_woken(self, wake_at: int | None, or_when: Look | None = None) -> bool:
-        """Wait while the session rests: until its time has come, or something else has. Tell whether it was its time.
-
-        What else comes is something in its inbox, a halt, or what is looked for.
-        """
-        async with heard(self._store) as news:
-            while wake_at is None or self._clock.now() < wake_at:
-                if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
-                    return False
-                if await self._gatehouse.halted(self.standing) is not None:
-                    return False
-                await until(news, LOOK if wake_at is None else min(LOOK, wake_at - self._clock.now()))
-        return True
-
-    async def _woken(self, cause: Cause | None) -> None:
-        """Write that the session goes on, with its inbox read as far as it is now."""
-        self._seen = (await self._row()).inbox_head
-        key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
-        await self._store.commit(life.wake(self.lease, key, cause, self._seen))
-        self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)
-
-    async def _row(self) -> SessionRow:
-        (row,) = await self._store.ask(Query("session", SessionRow, {"session": self.lease.session}))
-        return row
-
-    async def _arguments(self, events: Sequence[Stored], call: str) -> bytes:
-        for stored in events:
-            if isinstance(stored.event, CallStarted) and stored.event.call == call:
-                return await said(self._store, stored)
-        return b""
 
 
 def overran(events: Sequence[Stored]) -> bool:

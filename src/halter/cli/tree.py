@@ -24,9 +24,11 @@ from halter.cli import (
     rules,
     schedules,
     schema,
+    serve,
     steer,
     tail,
     talk,
+    tokens,
     up,
 )
 from halter.cli.plain import PlainCommand, PlainGroup
@@ -47,14 +49,19 @@ def tree() -> typer.Typer:
 
 _PANELS = {
     "Run": (init.init, talk.run, talk.chat, play.play, route.route),
-    "Run by themselves": (up.up, up.on, up.off),
+    "Run by themselves": (up.up, serve.serve, up.on, up.off),
     "Look": (look.sessions, look.show, tail.tail, receipt.receipt, report.report, exporting.export),
     "Steer": (decide.inbox, decide.approve, decide.deny, steer.halt, steer.resume, steer.cancel),
     "Trust": (play.trust, audit.audit, journal.verify, journal.erase, drill.drill, doctor.doctor, schema.schema),
 }
 
 
-_GROUPS = {"Run by themselves": (schedules,), "Look": (findings, proposals), "Steer": (rules, budget)}
+_GROUPS = {
+    "Run by themselves": (schedules,),
+    "Look": (findings, proposals),
+    "Steer": (rules, budget),
+    "Trust": (tokens,),
+}
 
 
 def _show_version(wanted: bool) -> None:

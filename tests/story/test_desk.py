@@ -1,0 +1,320 @@
+"""The desk: what somebody may see and do, the same for every face."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from halter.app import App
+from halter.app.desk import ROLES, Desk, Role, Who, auditing, decisions, left, looking, money, rules, steering, triggers
+from halter.app.desk.auditing import Wanted
+from halter.app.desk.decisions import Answer
+from halter.app.desk.waiting import waiting
+from halter.core.clock import DAY, HOUR, SECOND, SystemClock
+from halter.core.errors import NotDone
+from halter.core.events import (
+    AgentSwitched,
+    AnyEvent,
+    CallSettled,
+    CallStarted,
+    DecisionAsked,
+    FindingEmitted,
+    HaltRequested,
+    ItemQuarantined,
+    ItemSeen,
+    MemoryProposed,
+    NotificationQueued,
+    RuleMade,
+    SensorChanged,
+    TriggerMade,
+)
+from halter.core.ids import FLEET, StreamId, session_stream, trigger_stream
+from halter.core.money import Leg
+from halter.core.ports import Draft, Query, Write
+from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, RuleRow, StreamRow
+from halter.core.task_project import rows_of_event
+from halter.core.windows import window_at
+from halter.guard.purse import Purse
+from halter.settings import Settings
+
+TWO = ("mine", "theirs")
+LATER = 4_000_000_000 * SECOND
+MADE = msgspec.json.encode({"type": "webhook", "spec": {"name": "hook", "prompt": "Look.", "token": "${secret:T}"}})
+SAID = {TriggerMade: MADE, FindingEmitted: b'{"title": "A gap", "severity": "low"}'}
+
+
+class Office:
+    """Two agents that have left a row of every kind, and somebody who looks at them."""
+
+    def __init__(self, scribe: Any) -> None:
+        self.scribe, self.ground = scribe, scribe.ground
+        ground = self.ground
+        settings = Settings(ground.url, ground.folder, ground.key_path, "ann")
+        # PostgreSQL keeps its own time.
+        clock = SystemClock() if ground.url.startswith("postgresql:") else ground
+        self.app = App(settings, clock, ground, ground.store, ground.checkpointer, Purse(ground.store, ground), {})
+
+    def desk(self, role: Role = "admin", *agents: str, name: str = "bea") -> Desk:
+        return Desk(self.app, Who(name, role, agents))
+
+    async def write(self, stream: StreamId, event: AnyEvent, *rows: Any, owner: str = "") -> None:
+        lease = self.scribe.leases[owner] if owner else None
+        drafts = [Draft(event, SAID.get(type(event), b"what was said"))]
+        key = f"{event.KIND}/{self.ground.new()}"
+        await self.ground.store.commit(Write(stream, key, lambda _: drafts, [*rows_of_event(event), *rows], lease))
+
+    async def furnish(self) -> None:
+        self.day = window_at("day", await self.ground.store.now())
+        for agent in TWO:
+            await self.live(agent)
+
+    async def live(self, agent: str) -> None:
+        session, trigger = f"{agent}-1", f"{agent}/hook"
+        await self.scribe.start(session, agent=agent)
+        await self.spend(agent, session)
+        stream, call = session_stream(session), f"{session}.c1"
+        asked = DecisionAsked(
+            decision=f"{agent}-asks", about="approval", subject=call, name="look", digest="d", expires_at=LATER
+        )
+        await self.write(stream, asked, (DecisionRow, (asked.decision,)), owner=session)
+        started = CallStarted(call=call, tool=f"tool-of-{agent}", audit="full")
+        await self.write(stream, started, (AuditRow, (call,)), owner=session)
+        await self.write(stream, CallSettled(call=call, outcome="ok", audited=True), (AuditRow, (call,)), owner=session)
+        found = FindingEmitted(finding=f"{agent}-found", agent=agent, severity="low", support="unquoted")
+        await self.write(stream, found, owner=session)
+        await self.write(stream, MemoryProposed(memory=f"{agent}-memory", agent=agent), owner=session)
+        told = NotificationQueued(notification=f"{agent}-told", channel="in_app", agent=agent)
+        await self.write(stream, told, owner=session)
+        await self.write(stream, SensorChanged(sensor=f"{agent}-eye", health="failing", failures=3), owner=session)
+        made = TriggerMade(trigger=trigger, agent=agent, type="webhook", by="ann", digest="d")
+        await self.write(trigger_stream(trigger), made)
+        await self.write(trigger_stream(trigger), ItemSeen(trigger=trigger, item=f"{agent}-item", name=f"{agent}.md"))
+        gone = ItemQuarantined(trigger=trigger, item=f"{agent}-item", attempts=3, sentence="It cannot be read.")
+        await self.write(trigger_stream(trigger), gone)
+        rule = RuleMade(
+            rule=f"{agent}-rule", tool="look", scope="agent", owner=agent, matcher="{}", keys=(), by="ann",
+            expires_at=LATER,
+        )  # fmt: skip
+        await self.write(FLEET, rule, (RuleRow, (rule.rule,)))
+        await self.write(FLEET, HaltRequested(scope=f"trigger:{trigger}", by="ann"), (HaltRow, (f"trigger:{trigger}",)))
+        await self.write(FLEET, AgentSwitched(agent=agent, on=True, by="ann"), (AgentRow, (agent,)))
+
+    async def spend(self, agent: str, session: str) -> None:
+        legs = (
+            Leg(session_stream(session), "", "usd", 50_000, 1_000),
+            Leg(f"agent:{agent}", self.day, "usd", 90_000, 1_000),
+            Leg("fleet", self.day, "usd", 200_000, 1_000),
+        )
+        self.scribe.legs = lambda *_: legs
+        await self.scribe.hold(session, f"{session}-spent", 1_000)
+        await self.scribe.settle(session, f"{session}-spent", 700)
+
+    async def heads(self) -> Mapping[str, int]:
+        return {row.stream: row.head for row in await self.ground.store.ask(Query("heads", StreamRow))}
+
+
+@pytest.fixture
+async def everywhere(scribe: Any) -> Office:
+    """The same on every store: what is listed is asked of it."""
+    made = Office(scribe)
+    await made.furnish()
+    return made
+
+
+@pytest.fixture
+async def office(make_scribe: Any, tmp_path: Path) -> Office:
+    made = Office(make_scribe.on("memory:", tmp_path))
+    await made.furnish()
+    return made
+
+
+async def everything(desk: Desk) -> dict[str, Any]:
+    """All that can be listed."""
+    now = await desk.app.store.now()
+    return {
+        "sessions": await looking.sessions(desk),
+        "fleet": await looking.fleet(desk),
+        "report": await looking.report(desk, now - DAY),
+        "told": await looking.told(desk, 0),
+        "spending": await looking.spending(desk, now - HOUR, now + HOUR, 2),
+        "waiting": [one.decision for one in await waiting(desk)],
+        "budgets": await money.budgets(desk, everything=True),
+        "halts": await steering.halts_now(desk),
+        "agents": sorted(await steering.known_agents(desk)),
+        "plans": await triggers.plans(desk),
+        "findings": await left.findings(desk),
+        "proposals": await left.proposals(desk),
+        "rules": await rules.rules(desk),
+        "audit": [row async for row in auditing.audit(desk, Wanted())],
+        "newest": [row async for row in auditing.newest(desk, Wanted(until=LATER))],
+    }
+
+
+async def test_each_agent_shows_in_everything_that_is_listed(everywhere: Office) -> None:
+    for name, found in (await everything(everywhere.desk("viewer"))).items():
+        assert all(agent in msgspec.json.encode(found).decode() for agent in TWO), name
+
+
+async def test_who_sees_one_agent_finds_nothing_of_another_in_anything_that_is_listed(everywhere: Office) -> None:
+    for name, found in (await everything(everywhere.desk("admin", "mine"))).items():
+        text = msgspec.json.encode(found).decode()
+        assert "mine" in text, name
+        assert "theirs" not in text, name
+
+
+async def test_what_all_agents_spent_together_is_not_told_to_who_sees_only_some(office: Office) -> None:
+    scopes = {row.scope for row in (await money.budgets(office.desk("admin", "mine"))).budgets}
+    assert scopes == {"agent:mine", "session:mine-1"}
+    assert not [cap for cap in (await looking.report(office.desk("admin", "mine"), 0)).caps if cap.scope == "fleet"]
+
+
+READS: dict[str, Callable[[Desk], Awaitable[Any]]] = {
+    "session": lambda desk: desk.session("theirs-1"),
+    "by its beginning": lambda desk: looking.session_meant(desk, "theirs"),
+    "sessions": lambda desk: looking.sessions(desk, "theirs"),
+    "events": lambda desk: looking.events(desk, "theirs-1"),
+    "inbox": lambda desk: looking.events(desk, "theirs-1", inbox=True),
+    "newest events": lambda desk: looking.newest_events(desk, "theirs-1"),
+    "receipt": lambda desk: looking.receipt(desk, "theirs-1"),
+    "hot state": lambda desk: looking.hot_state(desk, "theirs-1"),
+    "history": lambda desk: looking.hot_state_history(desk, "theirs-1"),
+    "sensors": lambda desk: looking.sensors(desk, "theirs-1"),
+}
+
+DEEDS: dict[str, tuple[Role, Callable[[Desk, str], Awaitable[Any]]]] = {
+    "approve": ("approver", lambda desk, agent: decisions.approve(desk, f"{agent}-asks", Answer())),
+    "deny": ("approver", lambda desk, agent: decisions.deny(desk, f"{agent}-asks")),
+    "halt": ("approver", lambda desk, agent: steering.halt(desk, f"agent:{agent}")),
+    "halt a session": ("approver", lambda desk, agent: steering.halt(desk, f"session:{agent}-1")),
+    "keep": ("approver", lambda desk, agent: left.settle(desk, f"{agent}-found", "kept", "findings")),
+    "dismiss": ("approver", lambda desk, agent: left.settle(desk, f"{agent}-memory", "dismissed", "proposals")),
+    "resume": ("operator", lambda desk, agent: steering.resume(desk, f"trigger:{agent}/hook")),
+    "cancel": ("operator", lambda desk, agent: steering.cancel(desk, f"{agent}-1", patience=0)),
+    "switch on": ("operator", lambda desk, agent: steering.switch(desk, agent, on=True)),
+    "switch off": ("operator", lambda desk, agent: steering.switch(desk, agent, on=False)),
+    "tell": ("operator", lambda desk, agent: steering.tell(desk, f"{agent}-1", "Go on.")),
+    "raise": ("operator", lambda desk, agent: money.change_cap(desk, "raise", f"agent:{agent}", 95_000)),
+    "lower": ("operator", lambda desk, agent: money.change_cap(desk, "lower", f"session:{agent}-1", 40_000)),
+    "end a rule": ("operator", lambda desk, agent: rules.end(desk, f"{agent}-rule")),
+    "end a trigger": ("operator", lambda desk, agent: triggers.end(desk, f"{agent}/hook")),
+    "retry": ("operator", lambda desk, agent: triggers.retry(desk, f"{agent}/hook", f"{agent}.md")),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+async def test_what_is_not_yours_to_see_is_not_there(office: Office, read: str) -> None:
+    with pytest.raises(NotDone) as no:
+        await READS[read](office.desk("admin", "mine"))
+    assert no.value.why == "missing"
+    await READS[read](office.desk("viewer"))
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+async def test_what_is_not_yours_to_see_cannot_be_changed(office: Office, deed: str) -> None:
+    before = await office.heads()
+    with pytest.raises(NotDone) as no:
+        await DEEDS[deed][1](office.desk("admin", "mine"), "theirs")
+    assert no.value.why == "missing"
+    assert await office.heads() == before
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+async def test_a_role_that_is_too_low_changes_nothing_and_one_that_is_enough_does(office: Office, deed: str) -> None:
+    needed, act = DEEDS[deed]
+    before = await office.heads()
+    for role in ROLES[: ROLES.index(needed)]:
+        with pytest.raises(NotDone, match=f"takes the role {needed}") as no:
+            await act(office.desk(role), "mine")
+        assert no.value.why == "forbidden"
+    assert await office.heads() == before
+    await act(office.desk(needed), "mine")
+    assert await office.heads() != before
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+async def test_an_agent_does_nothing_here_but_stop_things(office: Office, deed: str) -> None:
+    act = DEEDS[deed][1]
+    desk = office.desk(name="agent:mine")
+    if deed.startswith("halt"):
+        await act(desk, "mine")
+        return
+    before = await office.heads()
+    with pytest.raises(NotDone, match="Only a person may") as no:
+        await act(desk, "mine")
+    assert no.value.why == "refused"
+    assert await office.heads() == before
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+async def test_the_name_of_who_did_it_stands_in_the_journal(office: Office, deed: str) -> None:
+    before = await office.heads()
+    await DEEDS[deed][1](office.desk(), "mine")
+    written = [
+        stored
+        for stream, head in (await office.heads()).items()
+        if head > before.get(stream, 0)
+        for stored in await office.ground.store.read(StreamId(stream), before.get(stream, 0))
+    ]
+    assert any(b'"bea"' in stored.facts for stored in written)
+    assert not any(b'"ann"' in stored.facts for stored in written)
+
+
+FOR_ALL: dict[str, Callable[[Desk], Awaitable[Any]]] = {
+    "halt": lambda desk: steering.halt(desk, "fleet"),
+    "resume": lambda desk: steering.resume(desk, "fleet"),
+    "cap": lambda desk: money.change_cap(desk, "lower", "fleet", 100_000),
+    "always": lambda desk: decisions.approve(desk, "mine-asks", Answer(always=True, scope="fleet")),
+}
+
+
+@pytest.mark.parametrize("deed", FOR_ALL)
+async def test_who_sees_only_some_agents_has_no_word_on_all_of_them(office: Office, deed: str) -> None:
+    before = await office.heads()
+    with pytest.raises(NotDone, match="every agent") as no:
+        await FOR_ALL[deed](office.desk("admin", "mine"))
+    assert no.value.why == "forbidden"
+    assert await office.heads() == before
+
+
+async def test_a_halt_of_the_fleet_is_shown_to_everybody(office: Office) -> None:
+    await steering.halt(office.desk(), "fleet", "a test")
+    assert "fleet" in {row.scope for row in await steering.halts_now(office.desk("viewer", "mine"))}
+    (line,) = await looking.fleet(office.desk("viewer", "mine"))
+    assert line.halted == "fleet was halted by bea"
+
+
+async def test_the_fleet_tells_how_each_agent_stands(everywhere: Office) -> None:
+    mine, _ = await looking.fleet(everywhere.desk("viewer"))
+    assert (mine.agent, mine.on, mine.session, mine.under_way) == ("mine", True, "mine-1", 1)
+    assert (mine.spent_today, mine.cap_today, mine.burn_usd) == (700, 90_000, 700)
+    assert mine.sensors == {"mine-eye": "failing"}
+
+
+@pytest.mark.parametrize("scope", ["", "flea", "agent:", "session", "agent:\ud800", "session:\x00"])
+async def test_what_is_no_scope_is_called_so(office: Office, scope: str) -> None:
+    with pytest.raises(NotDone) as no:
+        await steering.halt(office.desk(), scope)
+    assert no.value.why == "wrong"
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "x" * 100_001])
+async def test_nothing_and_too_much_are_not_said_to_a_session(office: Office, text: str) -> None:
+    with pytest.raises(NotDone, match="Say something"):
+        await steering.tell(office.desk(), "mine-1", text)
+
+
+async def test_a_search_of_the_audit_finds_words_agents_tools_and_outcomes(everywhere: Office) -> None:
+    desk = everywhere.desk("viewer")
+
+    async def tools(**wanted: Any) -> list[str]:
+        return [row.tool async for row in auditing.newest(desk, Wanted(until=LATER, **wanted))]
+
+    assert sorted(await tools()) == ["tool-of-mine", "tool-of-theirs"]
+    assert await tools(agent="mine") == ["tool-of-mine"]
+    assert await tools(tool="tool-of-theirs") == ["tool-of-theirs"]
+    assert await tools(text="OF-MINE") == ["tool-of-mine"]
+    assert await tools(outcome="failed") == []
+    assert await tools(session="theirs-1") == ["tool-of-theirs"]
+    assert await tools(since=LATER) == []
