@@ -83,6 +83,13 @@ async def _named(shows: Shows, name: str, room: Room) -> Refresh:
     return await shows(room, name)
 
 
+def _begin_anew() -> None:
+    """Forget what was put around the pages before: there is one NiceGUI in a process, and it may be served again."""
+    pages: Any = core.app
+    pages.user_middleware.clear()
+    pages.middleware_stack = None
+
+
 def _run(api: FastAPI) -> None:
     config: Any = core.app.config
     if BEFORE not in config.vue_config_script:
@@ -90,6 +97,7 @@ def _run(api: FastAPI) -> None:
         ui.add_css(style(), shared=True)
         joining.only_by_the_same()
     config.socket_io_js_transports = ["websocket"]
+    _begin_anew()
     nicegui: Any = ui
     nicegui.run_with(
         api,
