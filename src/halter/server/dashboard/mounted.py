@@ -27,13 +27,10 @@ from halter.server.dashboard.session import session
 from halter.server.dashboard.sessions import sessions
 from halter.server.dashboard.theme import BEFORE, style
 from halter.server.dashboard.triggers import triggers
+from halter.server.login import PAGES
 
 WHO: Final = "halter.who"
 """Under this name the door leaves who it let in."""
-ICON: Final = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><path fill="none" stroke="#b3261e" stroke-width="2.4" '
-    'd="M3 2v12M13 2v12M3 8h10"/></svg>'
-)
 ATTENTION: Final = 15.0
 """So many seconds a browser may be away before what it had open is let go of."""
 
@@ -103,7 +100,7 @@ def _run(api: FastAPI) -> None:
         api,
         mount_path="/",
         title="Halter",
-        favicon=ICON,
+        favicon=PAGES / "icon.svg",
         dark=None,
         language="en-US",
         tailwind=False,
