@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from halter.server.login import login_url
 from tests.browser.house import House, Line, call, line, script
 from tests.browser.payloads import PAYLOADS
 
@@ -73,6 +74,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     with House(tmp_path_factory.mktemp("house"), scripts, papers) as house:
         house.until(lambda: house.rests("desk-1"))
         yield house
+        assert house.told == []
 
 
 class Visitor:
@@ -125,9 +127,11 @@ def browsers(house: House, chromium: Any) -> Iterator[Callable[..., Any]]:
 
     def browser(role: str, scheme: str) -> Any:
         if (role, scheme) not in known:
-            context = chromium.new_context(color_scheme=scheme, accept_downloads=True)
-            context.add_cookies([{"name": "role", "value": role, "url": house.url}])
-            known[role, scheme] = context
+            known[role, scheme] = chromium.new_context(color_scheme=scheme, accept_downloads=True)
+            visitor = Visitor(house, known[role, scheme])
+            visitor.page.goto(login_url(house.url, house.secrets[role]))
+            visitor.page.wait_for_url(f"{house.url}/")
+            visitor.leaves()
         return known[role, scheme]
 
     yield browser

@@ -5,13 +5,9 @@ import json
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from http.cookies import SimpleCookie
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
-
-import uvicorn
-from fastapi import FastAPI
 
 from halter.app import App, open_app
 from halter.app.agent import trust_of
@@ -21,12 +17,12 @@ from halter.app.up import Up
 from halter.config.trust import folder_digest
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.server.dashboard.live import Live
-from halter.server.dashboard.mounted import WHO, mount
+from halter.server.tokens import Keyring, TokenFile, new_secret, token_of
+from halter.server.web import Extras, address, bind, serve_web
 from halter.settings import read_settings
 
 T = TypeVar("T")
-Receive = Callable[[], Awaitable[Any]]
+NAMES = {"admin": "ada"}
 
 FLEET = "models: {scripted:script: {price: {input: 10, output: 10}}}\n"
 
@@ -120,18 +116,14 @@ class House:
         self.home = home
         self._papers = papers
         self._scripts = scripts
-        self._up = asyncio.Event()
         self._ready = threading.Event()
         self._failed: list[BaseException] = []
         self.app: App
-        self.live: Live
-        self.port = 0
+        self.url = ""
+        self.secrets: dict[str, str] = {}
+        self.told: list[str] = []
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="house", daemon=True)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -230,44 +222,14 @@ class House:
         return folder
 
     async def _serve(self, app: App, bus: Bus) -> None:
-        api = FastAPI(openapi_url=None)
-        self.live = mount(api, app, bus)
-        config = uvicorn.Config(Door(api), host="127.0.0.1", port=0, log_config=None, access_log=False, lifespan="on")
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server._serve())  # noqa: SLF001  as `serve`, without catching signals
-        while not server.started:
-            await asyncio.sleep(0.01)
-            if serving.done():
-                serving.result()
-        self.port = server.servers[0].sockets[0].getsockname()[1]
+        tokens = TokenFile(self.home / "tokens.json")
+        for role in ROLES:
+            self.secrets[role] = new_secret()
+            tokens.add(token_of(self.secrets[role], NAMES.get(role, role), role, 0))
+        listening = bind(port=0)
+        self.url = address(listening)
+        serving = asyncio.create_task(serve_web(app, listening, Keyring(tokens), bus, Extras(tell=self.told.append)))
         self._ready.set()
-        await self._ended.wait()
-        server.should_exit = True
-        for connection in list(server.server_state.connections):
-            connection.transport.close()
-        await serving
-
-
-class Door:
-    """Stands in for the real one: whoever has a cookie with a role is let in as that, and nobody else."""
-
-    def __init__(self, inner: Any) -> None:
-        self.app = inner
-
-    async def __call__(self, scope: Any, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        cookie = SimpleCookie(headers.get(b"cookie", b"").decode())
-        role = cookie["role"].value if "role" in cookie else ""
-        if role not in ROLES:
-            await send({"type": "websocket.close"} if scope["type"] == "websocket" else REFUSED)
-            if scope["type"] == "http":
-                await send({"type": "http.response.body", "body": b""})
-            return
-        scope[WHO] = Who("ada" if role == "admin" else role, role)
-        await self.app(scope, receive, send)
-
-
-REFUSED = {"type": "http.response.start", "status": 401, "headers": []}
+        await asyncio.wait([serving, asyncio.create_task(self._ended.wait())], return_when=asyncio.FIRST_COMPLETED)
+        serving.cancel()
+        await asyncio.wait([serving])

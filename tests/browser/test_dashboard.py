@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from halter.app.desk import steering
-from tests.browser.conftest import Comes
+from tests.browser.conftest import Comes, Visitor
 from tests.browser.house import House
 
 OF_ALL = ("/", "/fleet", "/sessions", "/audit", "/budgets", "/triggers", "/findings")
@@ -22,6 +22,16 @@ def dialog(page: Any) -> Any:
 
 def press(inside: Any, name: str) -> None:
     inside.get_by_role("button", name=name).click()
+
+
+def test_whoever_has_a_token_logs_in_and_nobody_else(house: House, chromium: Any) -> None:
+    visitor = Visitor(house, chromium.new_context())
+    visitor.page.goto(f"{house.url}/fleet")
+    visitor.page.get_by_label("token").fill(house.secrets["viewer"])
+    visitor.page.keyboard.press("Enter")
+    expect(visitor.page.get_by_role("heading", name="Home")).to_be_visible()
+    expect(visitor.page.get_by_text("viewer (viewer)")).to_be_visible()
+    visitor.leaves()
 
 
 def test_a_turn_arrives_while_somebody_watches(house: House, comes: Comes) -> None:

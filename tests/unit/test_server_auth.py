@@ -236,7 +236,7 @@ def test_only_a_few_exact_paths_are_open_to_nobody_in_particular(path: str, meth
     assert answer.status == 401
 
 
-@pytest.mark.parametrize("path", ["/login", "/login/login.js", "/login/login.css", "/healthz"])
+@pytest.mark.parametrize("path", ["/login", "/login/login.js", "/login/login.css", "/login/icon.svg", "/healthz"])
 @pytest.mark.parametrize("more", [[], [("cookie", "halter_8765=stale")], [("authorization", "Bearer nonsense")]])
 def test_the_login_and_the_sign_of_life_are_open_even_to_a_stale_cookie(path: str, more: list[tuple[str, str]]) -> None:
     assert ask(HOST, *more, path=path) == Allowed()

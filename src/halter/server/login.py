@@ -56,7 +56,7 @@ def add_login(api: FastAPI, door: Door, keys: Keyring, clock: Clock, failures: R
     api.get(LOGIN, **options)(show)
     api.post(LOGIN, **options)(enter)
     api.post(LOGOUT, **options)(leave)
-    for name, kind in (("login.js", "text/javascript"), ("login.css", "text/css")):
+    for name, kind in (("login.js", "text/javascript"), ("login.css", "text/css"), ("icon.svg", "image/svg+xml")):
         api.get(f"{LOGIN}/{name}", **options)(_file(name, kind))
 
 

@@ -27,13 +27,10 @@ from halter.server.dashboard.session import session
 from halter.server.dashboard.sessions import sessions
 from halter.server.dashboard.theme import BEFORE, style
 from halter.server.dashboard.triggers import triggers
+from halter.server.login import PAGES
 
 WHO: Final = "halter.who"
 """Under this name the door leaves who it let in."""
-ICON: Final = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><path fill="none" stroke="#b3261e" stroke-width="2.4" '
-    'd="M3 2v12M13 2v12M3 8h10"/></svg>'
-)
 ATTENTION: Final = 15.0
 """So many seconds a browser may be away before what it had open is let go of."""
 
@@ -83,6 +80,13 @@ async def _named(shows: Shows, name: str, room: Room) -> Refresh:
     return await shows(room, name)
 
 
+def _begin_anew() -> None:
+    """Forget what was put around the pages before: there is one NiceGUI in a process, and it may be served again."""
+    pages: Any = core.app
+    pages.user_middleware.clear()
+    pages.middleware_stack = None
+
+
 def _run(api: FastAPI) -> None:
     config: Any = core.app.config
     if BEFORE not in config.vue_config_script:
@@ -90,12 +94,13 @@ def _run(api: FastAPI) -> None:
         ui.add_css(style(), shared=True)
         joining.only_by_the_same()
     config.socket_io_js_transports = ["websocket"]
+    _begin_anew()
     nicegui: Any = ui
     nicegui.run_with(
         api,
         mount_path="/",
         title="Halter",
-        favicon=ICON,
+        favicon=PAGES / "icon.svg",
         dark=None,
         language="en-US",
         tailwind=False,
