@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -81,7 +82,7 @@ def types(home: Path, line: str, given: str = "", **more: str) -> Result:
     return CliRunner().invoke(build(), shlex.split(line)[1:], env={**environment(home), **more}, input=given)
 
 
-def leaves(group: TyperGroup, path: str = "") -> Iterator[tuple[str, object]]:
+def leaves(group: TyperGroup, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every command that does something, by its whole name."""
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
@@ -105,7 +106,10 @@ def test_the_help_is_grouped_and_every_command_has_one_line_of_it() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
-def test_every_command_tells_what_it_does_and_shows_examples(name: str) -> None:
+def test_every_command_tells_what_it_does_in_a_line_and_more_of_it_and_shows_examples(name: str) -> None:
+    line, _, more = (ALL[name].help or "").partition("\n\n")
+    assert line.endswith(".")
+    assert more
     said = CliRunner().invoke(build(), [*name.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
     assert said.exit_code == 0
     assert 1 <= len(EXAMPLES[name]) <= 3
@@ -165,7 +169,7 @@ def _is_told(program: "subprocess.Popen[bytes]", home: Path) -> bool:
 
 
 def test_every_command_answers_in_json() -> None:
-    without = {name for name, command in ALL.items() if "as_json" not in {param.name for param in command.params}}  # type: ignore[attr-defined]
+    without = {name for name, command in ALL.items() if "as_json" not in {param.name for param in command.params}}
     assert without == set()
 
 
