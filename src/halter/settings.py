@@ -19,7 +19,8 @@ _CONFIG: Final = ("XDG_CONFIG_HOME", ".config")
 class Settings(msgspec.Struct, frozen=True):
     """The places that Halter uses, and the name of whoever uses it.
 
-    `trust` is where it is kept whose code may run; `fleet` is the fleet's file, or None where all is at its default.
+    `trust` is where it is kept whose code may run; `fleet` is the fleet's file, or None where all is at its default;
+    `tokens` is where it is kept who may come in through the server.
     """
 
     store: str
@@ -28,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
     person: str
     trust: Path | None = None
     fleet: Path | None = None
+    tokens: Path | None = None
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None, store: str | None = None) -> Settings:
@@ -55,6 +57,7 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
         person=_person(environ),
         trust=place("HALTER_TRUST", *_CONFIG, "trust.json"),
         fleet=Path(environ["HALTER_FLEET"]) if environ.get("HALTER_FLEET") else found,
+        tokens=place("HALTER_TOKENS", *_CONFIG, "tokens.json"),
     )
 
 

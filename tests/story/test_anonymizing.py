@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from loops import Story, used
 
-from halter.cli.receipt_words import _summary
+from halter.app.words.receipt import _summary
 from halter.core.counting import most_tokens
 from halter.core.events import RequestStarted
 from halter.core.ids import WorkerId, session_stream

@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 
 from halter.app import open_app
 from halter.cli import build
-from halter.cli.answer import counted
 from halter.cli.command import hurried
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
+from halter.core.text import counted
 from halter.settings import login, read_settings
 from halter.state import life
 

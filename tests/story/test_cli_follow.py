@@ -205,10 +205,10 @@ def test_the_cursor_of_another_store_is_refused(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["sink.json"]
 
 
-@pytest.mark.parametrize("target", ["/", "/nowhere/x", "/dev/full", "\0"])
-def test_a_place_that_cannot_be_written_is_a_sentence(target: str) -> None:
+@pytest.mark.parametrize("target", ["/", "nowhere/x", "/dev/full", "\0"])
+def test_a_place_that_cannot_be_written_is_a_sentence(target: str, tmp_path: Path) -> None:
     def write() -> None:
-        with sink(target, append=True) as file:
+        with sink(str(tmp_path / target), append=True) as file:
             file.put([{"call": "a.1"}])
 
     with pytest.raises(ConfigError, match="cannot be written"):

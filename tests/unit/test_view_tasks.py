@@ -2,9 +2,9 @@
 
 import pytest
 
+from halter.app.words.told import in_words
 from halter.cli.styles import LOOK, NEEDED, PLAIN
 from halter.cli.tail import line as tail_line
-from halter.cli.told import in_words
 from halter.cli.view import View
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import (

@@ -79,11 +79,6 @@ def harmless(text: str) -> Text:
     return Text(_SPEAKING.sub("�", text))
 
 
-def counted(number: int, noun: str) -> str:
-    """Write a number with its noun: 1 session, 2,000 sessions."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def answer_json(value: object) -> None:
     """Print a value as JSON; amounts stay integers of micro-dollars, times integers of microseconds."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode() + "\n")

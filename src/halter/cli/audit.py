@@ -11,14 +11,15 @@ from halter.app import App
 from halter.app.desk import auditing
 from halter.app.desk.auditing import Wanted
 from halter.app.follow import EVERYTHING, Follower, growing, heads
-from halter.cli.answer import answer_json, answer_line, answer_table, counted, say
+from halter.app.words.moments import written
+from halter.cli.answer import answer_json, answer_line, answer_table, say
 from halter.cli.command import WRONG_USE, JsonOption, StoreOption, desk_of, duration, fail, with_app
 from halter.cli.cursor import Cursor, cursor_path, is_name, read_cursor, write_cursor
 from halter.cli.export import OUTPUT, sink
-from halter.cli.moments import written
 from halter.core.ids import StreamId, is_inbox, session_of
 from halter.core.money import shown
 from halter.core.ports import EVERY_STREAM, Change, Query, Store, Stored
+from halter.core.text import counted
 from halter.state.audit import AuditEntry, AuditFound, as_it_was, concluded, entry, with_words
 
 PAGE: Final = 1000

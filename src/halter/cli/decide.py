@@ -11,7 +11,8 @@ from halter.app.desk.decisions import Answer, Said
 from halter.app.desk.looking import News
 from halter.app.desk.money import amount_of
 from halter.app.desk.waiting import Waiting, as_object, waiting
-from halter.cli.answer import answer_block, answer_json, counted, say
+from halter.app.words.moments import written
+from halter.cli.answer import answer_block, answer_json, say
 from halter.cli.command import (
     WRONG_USE,
     JsonOption,
@@ -24,9 +25,9 @@ from halter.cli.command import (
     with_app,
 )
 from halter.cli.edited import arguments_from
-from halter.cli.moments import written
 from halter.cli.waiting import as_facts
 from halter.core.clock import DAY
+from halter.core.text import counted
 
 USUAL: Final = "7d"
 

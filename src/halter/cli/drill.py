@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from halter.cli.answer import answer_json, answer_table, counted
+from halter.cli.answer import answer_json, answer_table
 from halter.cli.answer import console as screen
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, fail, saying_errors
+from halter.core.text import counted
 from halter.drills import DRILLS, find
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ import typer
 from halter import __version__
 from halter.app import App
 from halter.app.proof import as_written
-from halter.cli.answer import answer_json, counted, say
+from halter.cli.answer import answer_json, say
 from halter.cli.command import JsonOption, StoreOption, with_app
 from halter.cli.export import OUTPUT, Sink, sink
 from halter.cli.named import SessionArgument, session_meant
 from halter.cli.patience import Tell, patience, share
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
+from halter.core.text import counted
 
 if TYPE_CHECKING:
     from halter.journal.engine import View

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from halter.app import App
-from halter.cli.answer import answer_json, answer_table, counted, say
+from halter.cli.answer import answer_json, answer_table, say
 from halter.cli.command import (
     NOT_FINE,
     WRONG_USE,
@@ -19,6 +19,7 @@ from halter.cli.command import (
 )
 from halter.cli.patience import Tell, patience, share
 from halter.core.errors import ConfigError
+from halter.core.text import counted
 from halter.journal.keys import public_key_path, public_keys
 from halter.journal.rebuild import rebuild
 from halter.journal.report import Report

@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-import msgspec
 import typer
 
 from halter.app import App
 from halter.app.desk import looking
+from halter.app.objects import as_object
+from halter.app.words.moments import moment, written
+from halter.app.words.told import in_words, told
 from halter.cli.answer import answer_json, answer_table
 from halter.cli.command import JsonOption, StoreOption, desk_of, with_app
-from halter.cli.moments import moment, written
 from halter.cli.named import MOST, SessionArgument, all_events, session_meant
-from halter.cli.told import in_words, told
 from halter.core.durations import shown_duration
 from halter.core.ids import session_stream
 from halter.core.ports import Stored
 from halter.core.rows import SessionRow
-from halter.core.text import clean, from_body
 
 
 def sessions(
@@ -80,23 +79,6 @@ def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOp
 
 async def _events(app: App, session: str) -> list[Stored]:
     return await all_events(app, session_stream((await session_meant(app, session)).session))
-
-
-def as_object(stored: Stored) -> dict[str, object]:
-    """Write an event for programs."""
-    return {
-        "stream": stored.stream,
-        "seq": stored.seq,
-        "kind": stored.kind,
-        "version": stored.version,
-        "at": stored.at,
-        "generation": stored.generation,
-        "facts": msgspec.Raw(stored.facts),
-        "body": None if stored.body is None else clean(from_body(stored.body)),
-        "blob": stored.blob,
-        "erased": stored.erased,
-        "hash": stored.hash.hex(),
-    }
 
 
 def _said(stored: Stored) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from halter.cli.sheet import Facts, Listing, Sheet
+from halter.app.words.sheet import Facts, Listing, Sheet
 from halter.core.text import clean
 
 _STYLE: Final = """

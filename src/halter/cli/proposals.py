@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from halter.app import App
+from halter.app.words.moments import written
 from halter.cli.answer import answer_block, answer_json, say
 from halter.cli.command import (
     NOT_FINE,
@@ -19,7 +20,6 @@ from halter.cli.command import (
     only_a_person,
     with_app,
 )
-from halter.cli.moments import written
 from halter.cli.plain import ListingGroup, PlainCommand
 from halter.core.left import Kept
 

@@ -8,15 +8,16 @@ import typer
 
 from halter.app import App
 from halter.app.desk import looking
-from halter.cli.answer import answer_json, counted, say
+from halter.app.words.receipt import sheet_of
+from halter.cli.answer import answer_json, say
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, desk_of, fail, saying_errors, with_app
 from halter.cli.export import write_private
 from halter.cli.named import session_meant
 from halter.cli.page import page
 from halter.cli.patience import patience
-from halter.cli.receipt_words import sheet_of
 from halter.cli.sheet import show
 from halter.core.errors import ConfigError
+from halter.core.text import counted
 from halter.state.receipt import Receipt
 
 if TYPE_CHECKING:

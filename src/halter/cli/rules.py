@@ -8,9 +8,9 @@ import typer
 from halter.app import App
 from halter.app.desk import rules as desk_rules
 from halter.app.desk.always import told
+from halter.app.words.moments import written
 from halter.cli.answer import answer_block, answer_json, say
 from halter.cli.command import WRONG_USE, JsonOption, ReasonOption, StoreOption, desk_of, fail, with_app
-from halter.cli.moments import written
 from halter.cli.plain import PlainCommand, PlainGroup
 from halter.core.durations import shown_duration
 from halter.core.rows import RuleRow

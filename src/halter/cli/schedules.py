@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from halter.app import App
+from halter.app.words.moments import moment
 from halter.cli.answer import answer_json, answer_table, say
 from halter.cli.command import (
     NOT_FINE,
@@ -19,7 +20,6 @@ from halter.cli.command import (
     only_a_person,
     with_app,
 )
-from halter.cli.moments import moment
 from halter.cli.plain import ListingGroup, PlainCommand
 from halter.cli.talk import AGENT_FILE, speaking_with
 from halter.core.durations import shown_duration

@@ -1,35 +1,7 @@
-"""What a command has to show, apart from how: facts and tables, for a terminal or for a page."""
+"""Facts and tables on a terminal."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
+from halter.app.words.sheet import Facts, Listing, Sheet
 from halter.cli.answer import answer_block, answer_table
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Facts below each other, each with its name; one that is empty is left out."""
-
-    title: str
-    facts: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A table. `right` names the columns of numbers, `long` those whose words may be broken.
-
-    Without rows it says `empty`, and nothing where that is empty too.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    right: str = ""
-    long: str = ""
-    empty: str = ""
-
-
-Sheet = Sequence[Facts | Listing]
 
 
 def show(sheet: Sheet) -> None:

@@ -9,11 +9,11 @@ import typer
 
 from halter.app import App
 from halter.app.follow import Follower, growing, heads
+from halter.app.objects import as_object
+from halter.app.words.told import told
 from halter.cli.answer import answer_line, say
 from halter.cli.command import WRONG_USE, JsonOption, StoreOption, fail, with_app
-from halter.cli.look import as_object
 from halter.cli.named import session_meant
-from halter.cli.told import told
 from halter.core.clock import SECOND
 from halter.core.ids import FLEET, StreamId, inbox_stream, is_inbox, session_of, session_stream
 from halter.core.ports import Query, Stored

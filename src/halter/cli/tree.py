@@ -22,6 +22,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "Run by themselves": {
         "up": ("up:up", "Run agents by themselves until you interrupt it."),
+        "serve": ("serve:serve", "Serve the API and the dashboard, and run agents beside them."),
         "on": ("up:on", "Switch an agent on."),
         "off": ("up:off", "Switch an agent off, and stop its session."),
     },
@@ -56,6 +57,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "drill": ("drill:drill", "Prove a promise on this machine."),
         "doctor": ("doctor:doctor", "Check all that a night without anybody watching needs."),
         "schema": ("schema:schema", "Print the JSON Schema of agent.yaml or halter.yaml."),
+        "tokens": ("tokens:build", "Show who may come in through the server; add or remove one."),
         "trust": ("play:trust", "Let the code of an agent's folder run, as it is now."),
     },
 }

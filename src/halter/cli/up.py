@@ -1,17 +1,17 @@
 """`halter up`, `on` and `off`: agents that run by themselves."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
-import msgspec
 import typer
 
 from halter.app import App
 from halter.app.bus import Bus, Gap, Item, News, Pulse
 from halter.app.follow import heads
-from halter.cli.answer import answer_json, counted, json_line, painted, say, warn
+from halter.app.objects import item_object
+from halter.cli.answer import answer_json, json_line, painted, say, warn
 from halter.cli.command import (
     UNUSABLE,
     WRONG_USE,
@@ -24,7 +24,6 @@ from halter.cli.command import (
     readable,
     with_app,
 )
-from halter.cli.look import as_object
 from halter.cli.printer import Printer
 from halter.cli.styles import LOOK, Line
 from halter.cli.view import View
@@ -33,7 +32,10 @@ from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, session_of
 from halter.core.ports import Query
 from halter.core.rows import AgentRow, SessionRow
-from halter.core.text import listed
+from halter.core.text import counted, listed
+
+if TYPE_CHECKING:
+    from halter.app.up import Serve
 
 AGENT_FILE: Final = "agent.yaml"
 HOW_TO_STOP: Final = "Ctrl-C stops this; the next start goes on where it stands."
@@ -55,42 +57,60 @@ def up(
 
     A line tells of each turn, sleep, wake and alert, and of whatever needs you. In JSON each line is one of them.
     """
-    folders = [agent.parent if agent.is_file() else agent for agent in agents]
-    host, port = _address(listen)
-    with_app(store, lambda app: _up(app, folders, host, port, as_json=as_json), new=True, following=True)
+    host, port = address(listen)
+    with_app(store, lambda app: _up(app, folders_of(agents), host, port, as_json=as_json), new=True, following=True)
 
 
-def _address(listen: str) -> tuple[str, int]:
+def folders_of(agents: Sequence[Path]) -> list[Path]:
+    """Name the folders of agents; an agent's file stands for its folder."""
+    return [agent.parent if agent.is_file() else agent for agent in agents]
+
+
+def address(listen: str, least: int = 1) -> tuple[str, int]:
+    """Read an address to listen on."""
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not host or not port.isdecimal() or not least <= int(port) < 1 << 16:
         fail(f"{listen!r} is no address to listen on: write it like 127.0.0.1:8765.", WRONG_USE)
     return host.strip("[]"), int(port)
 
 
 async def _up(app: App, folders: list[Path], host: str, port: int, *, as_json: bool) -> None:
+    from halter.server.hooks import serve
+
+    async with Printer() as printer:
+        shows = shows_of(printer, app.clock, as_json=as_json)
+        if not as_json:
+            printer.put(painted(HOW_TO_STOP))
+        await run_and_show(app, folders, bus_of(app), shows, lambda hooks: serve(hooks, host, port))
+
+
+def bus_of(app: App) -> Bus:
+    """Make a bus that waits where the store is away."""
+    from halter.journal.patient import PatientStore
+
+    return Bus(PatientStore(app.store, app.clock), app.clock)
+
+
+async def run_and_show(app: App, folders: list[Path], bus: Bus, shows: "Shows", serve: "Serve") -> None:
+    """Run agents until cancelled, and show what they do."""
     from halter.app.tracing import traced
     from halter.app.up import Up
     from halter.brain.together import together
     from halter.journal.patient import PatientStore
-    from halter.server.hooks import serve
 
     store = PatientStore(app.store, app.clock)
-    bus, seen = Bus(store, app.clock), dict(await heads(store))
-    async with Printer() as printer:
-        shows: Shows = Objects(printer, app.clock) if as_json else Lines(printer, app.clock)
-        runs = Up(app, shows.told, bus.pulse, serve=lambda hooks: serve(hooks, host, port))
-        if not as_json:
-            printer.put(painted(HOW_TO_STOP))
+    seen = dict(await heads(store))
+    runs = Up(app, shows.told, bus.pulse, serve=serve)
 
-        def wanted(stream: StreamId) -> bool:
-            name, _, number = (session_of(stream) or "").rpartition("-")
-            agent = stream.removeprefix("trigger:").partition("/")[0] if stream.startswith("trigger:") else ""
-            ours = number.isdecimal() and (name in runs.agents or name.partition(".")[0] in runs.agents)
-            return ours or agent in runs.agents
+    def wanted(stream: StreamId) -> bool:
+        name, _, number = (session_of(stream) or "").rpartition("-")
+        agent = stream.removeprefix("trigger:").partition("/")[0] if stream.startswith("trigger:") else ""
+        ours = number.isdecimal() and (name in runs.agents or name.partition(".")[0] in runs.agents)
+        return ours or agent in runs.agents
 
-        acts = [lambda: runs.run(folders), lambda: _watch(bus.listen(seen, wanted), shows, printer)]
-        with traced(app, store, lambda told: shows.told("traces", told), runs.agents.__contains__, seen) as tracing:
-            await together([*acts, *tracing])
+    acts = [lambda: runs.run(folders), lambda: _watch(bus.listen(seen, wanted), shows)]
+    with traced(app, store, lambda told: shows.told("traces", told), runs.agents.__contains__, seen) as tracing:
+        await together([*acts, *tracing])
 
 
 class Shows(Protocol):
@@ -104,13 +124,22 @@ class Shows(Protocol):
         """Show a piece of news."""
         ...
 
+    async def shown(self) -> None:
+        """Wait until all of it is shown."""
+        ...
 
-async def _watch(items: AsyncGenerator[Item], shows: Shows, printer: Printer) -> None:
+
+def shows_of(printer: Printer, clock: Clock, *, as_json: bool) -> Shows:
+    """Show things to a program, or to a person."""
+    return Objects(printer, clock) if as_json else Lines(printer, clock)
+
+
+async def _watch(items: AsyncGenerator[Item], shows: Shows) -> None:
     """Show one thing after the other, each when the one before it is written."""
     async with aclosing(items):
         async for item in items:
             shows.show(item)
-            await printer.written()
+            await shows.shown()
 
 
 class Objects:
@@ -124,17 +153,15 @@ class Objects:
         """Show a sentence about an agent, or about all of them."""
         self._put({"name": "told", "at": self._clock.now(), "agent": agent, "sentence": sentence})
 
+    async def shown(self) -> None:
+        """Wait until all of it is shown."""
+        await self._printer.written()
+
     def show(self, item: Item) -> None:
         """Show a piece of news."""
-        match item:
-            case News():
-                self._put({"name": item.name, **as_object(item.stored)})
-            case Pulse():
-                self._put(msgspec.structs.asdict(item))
-            case Gap():
-                self._put({"name": "gap", **msgspec.structs.asdict(item)})
+        self._put(item_object(item))
 
-    def _put(self, value: dict[str, Any]) -> None:
+    def _put(self, value: Mapping[str, Any]) -> None:
         self._printer.put(json_line(value).decode())
 
 
@@ -152,6 +179,10 @@ class Lines:
             self._put(Line(self._view.placed(self._clock.now(), agent, sentence)))
         else:
             warn(sentence, "red")
+
+    async def shown(self) -> None:
+        """Wait until all of it is shown."""
+        await self._printer.written()
 
     def show(self, item: Item) -> None:
         """Show a piece of news. Words and readings as they come would be too many."""

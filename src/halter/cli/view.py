@@ -4,9 +4,8 @@ from typing import Final
 
 import msgspec
 
+from halter.app.words.moments import hour, moment
 from halter.brain.turn import ASK_USER, YIELD
-from halter.cli.answer import counted
-from halter.cli.moments import hour, moment
 from halter.cli.styles import LOOK, NEEDED, PLAIN, Line
 from halter.cli.view_tasks import Items, of_a_walk, of_what_is_left
 from halter.core.clock import SECOND
@@ -45,7 +44,7 @@ from halter.core.ids import session_of
 from halter.core.messages import Reply, ToolCall
 from halter.core.money import shown
 from halter.core.ports import Stored
-from halter.core.text import clean, from_body, shorten
+from halter.core.text import clean, counted, from_body, shorten
 
 WIDEST: Final = 200
 

@@ -2,10 +2,9 @@
 
 from typing import Final
 
-from halter.cli.answer import counted
-from halter.cli.moments import moment
+from halter.app.words.moments import moment
+from halter.app.words.told_tasks import title_of
 from halter.cli.styles import LOOK, NEEDED, PLAIN, Line
-from halter.cli.told_tasks import title_of
 from halter.core.events import (
     ContextGiven,
     DocumentRead,
@@ -32,7 +31,7 @@ from halter.core.events import (
     TriggerEnded,
     TriggerMade,
 )
-from halter.core.text import from_body
+from halter.core.text import counted, from_body
 
 URGENT: Final = frozenset(("high", "critical"))
 

@@ -61,3 +61,8 @@ def one_line(name: str) -> str:
 def listed(names: Iterable[Any]) -> str:
     """List names for a sentence."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun: 1 session, 2,000 sessions."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,13 +1,12 @@
 """Webhooks over HTTP: a small server that takes deliveries and starts sessions. It needs the extra `server`."""
 
-import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from halter.app.hooks import Accepted, Delivery, Hooks
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
+from halter.server.running import listen, run
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -19,14 +18,21 @@ DELIVERY: Final = "halter-delivery"
 
 
 def hooks_api(hooks: Hooks) -> "FastAPI":
-    """Make the door for deliveries: `POST /hooks/AGENT/NAME`, with a token and the name of the delivery."""
-    from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse
+    """Make a server for deliveries and nothing else."""
+    from fastapi import FastAPI
 
     api = FastAPI(title="Halter webhooks", docs_url=None, redoc_url=None, openapi_url=None)
+    add_hooks(api, lambda: hooks)
+    return api
+
+
+def add_hooks(api: "FastAPI", find: Callable[[], Hooks]) -> None:
+    """Add the door for deliveries: `POST /hooks/AGENT/NAME`, with a token and the name of the delivery."""
+    from fastapi import Request
+    from fastapi.responses import JSONResponse
 
     async def receive(agent: str, name: str, request: Request) -> JSONResponse:
-        said = request.headers.get("authorization", "")
+        hooks, said = find(), request.headers.get("authorization", "")
         token = said[len(BEARER) :] if said.lower().startswith(BEARER) else ""
         body = await _body(request, hooks.most_bytes(agent, name) + 1)
         content = request.headers.get("content-type", "")
@@ -40,8 +46,7 @@ def hooks_api(hooks: Hooks) -> "FastAPI":
 
     # Annotations of a function inside of another cannot be looked up by name.
     receive.__annotations__ = {"agent": str, "name": str, "request": Request, "return": JSONResponse}
-    api.post("/hooks/{agent}/{name}", response_model=None)(receive)
-    return api
+    api.post("/hooks/{agent}/{name}", response_model=None, include_in_schema=False)(receive)
 
 
 async def _body(request: Any, most: int) -> bytes:
@@ -57,27 +62,7 @@ async def _body(request: Any, most: int) -> bytes:
 async def serve(hooks: Hooks, host: str = HOST, port: int = PORT) -> None:
     """Take deliveries until cancelled. Raises ConfigError where the server cannot be had, or the port is taken."""
     try:
-        import uvicorn
-
         api = hooks_api(hooks)
     except ImportError:
         raise ConfigError("Webhooks need the extra `server`: pip install 'halter[server]'") from None
-
-    class Quiet(uvicorn.Server):
-        """Leaves signals to whoever runs it."""
-
-        @contextmanager
-        def capture_signals(self) -> Generator[None]:
-            yield
-
-    config = uvicorn.Config(api, host=host, port=port, log_config=None, access_log=False, lifespan="off")
-    server = Quiet(config)
-    try:
-        await server.serve()
-    except asyncio.CancelledError:
-        if server.started:
-            server.force_exit = True
-            await server.shutdown()
-        raise
-    except SystemExit:
-        raise ConfigError(f"Nothing can listen on {host}:{port}: another program does, or it is not allowed.") from None
+    await run(api, listen(host, port))

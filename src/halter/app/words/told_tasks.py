@@ -2,7 +2,7 @@
 
 import msgspec
 
-from halter.cli.moments import written
+from halter.app.words.moments import written
 from halter.core.events import (
     ContextGiven,
     DocumentRead,

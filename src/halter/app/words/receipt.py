@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from halter.cli.answer import counted
-from halter.cli.moments import written
-from halter.cli.sheet import Facts, Listing, Sheet
+from halter.app.words.moments import written
+from halter.app.words.sheet import Facts, Listing, Sheet
 from halter.core.durations import shown_duration
 from halter.core.money import shown
+from halter.core.text import counted
 from halter.state.receipt import Receipt
 from halter.state.receipt_lines import Brake, Decision, Line, TurnLine
 from halter.state.receipt_tasks import FindingLine, PhaseLine, ProposalLine

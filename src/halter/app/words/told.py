@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from halter.cli.moments import written
-from halter.cli.told_tasks import in_words as words_of_a_task
-from halter.cli.told_tasks import of_a_task, of_a_trigger, of_what_is_left
+from halter.app.words.moments import written
+from halter.app.words.told_tasks import in_words as words_of_a_task
+from halter.app.words.told_tasks import of_a_task, of_a_trigger, of_what_is_left
 from halter.core.durations import shown_duration
 from halter.core.events import (
     AgentSwitched,

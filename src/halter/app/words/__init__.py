@@ -1,0 +1,1 @@
+"""What all faces say in the same words: events, moments, and the sheets that a receipt is shown on."""

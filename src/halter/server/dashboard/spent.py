@@ -1,0 +1,47 @@
+"""Money on a page: what is spent and held, of which cap."""
+
+from collections.abc import Callable
+
+from halter.core.money import BudgetRow, shown
+from halter.server.dashboard.parts import box, fill, meter, words
+
+
+def amount(row: BudgetRow, number: int) -> str:
+    """Write an amount in the unit that a budget is kept in."""
+    return shown(number) if row.unit == "usd" else f"{number:,} tokens"
+
+
+def cap_of(row: BudgetRow) -> str:
+    """Write a cap."""
+    return "no cap" if row.cap is None else amount(row, row.cap)
+
+
+def share(row: BudgetRow) -> float:
+    """Tell how much of a cap is spent or held: 1 is all of it, and also what is left of a cap of nothing."""
+    used = row.spent + row.held
+    if row.cap is None:
+        return 0.0
+    return used / row.cap if row.cap else float(used > 0)
+
+
+def figures(row: BudgetRow) -> str:
+    """Say what a bar shows."""
+    held = f" and {amount(row, row.held)} held" if row.held else ""
+    return f"{amount(row, row.spent)} spent{held} of {cap_of(row)}"
+
+
+def bar(row: BudgetRow) -> Callable[[BudgetRow], None]:
+    """Show a budget as a bar with its figures."""
+    with box("div").style("margin-bottom: 0.7rem"):
+        with box("div", "h-row"):
+            words(row.scope, "h-what")
+            words(row.window or "its life", "h-dim")
+        said = words(figures(row))
+        drawn = meter(f"{row.scope} {row.window}", share(row))
+
+    def later(row: BudgetRow) -> None:
+        if said.text != figures(row):
+            said.say(figures(row))
+            fill(drawn, share(row))
+
+    return later

@@ -1,0 +1,8 @@
+// A token that comes with the address stands behind its #, which no browser sends anywhere. It is taken from there,
+// out of the history as well, and sent as the form would.
+const given = new URLSearchParams(location.hash.slice(1)).get("token");
+if (given) {
+  history.replaceState(null, "", location.pathname);
+  document.getElementById("token").value = given;
+  document.getElementById("login").submit();
+}

@@ -1,0 +1,264 @@
+"""News as they come, over SSE and WebSocket: from now on, or from where somebody was.
+
+Whoever was cut off goes on by stream and sequence number. The first thing that they are told is where all streams are
+(`here`); with what they have seen since, that is their place. A stream that they do not name is one that they have
+seen nothing of. What was passed over because they were too slow is told as a `gap`, with its places in the journal.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import Depends, FastAPI, Header, Query, Request, WebSocket, WebSocketDisconnect
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from halter.app.bus import Gap, Part
+from halter.app.desk import Desk
+from halter.app.follow import heads
+from halter.app.objects import item_object
+from halter.core import ports
+from halter.core.clock import SECOND
+from halter.core.errors import NotDone, StoreError
+from halter.core.ids import StreamId, inbox_stream, session_of, session_stream
+from halter.core.rows import SessionRow
+from halter.server.answers import ERRORS, Name, desk_of, site_of
+from halter.server.entrance import STREAM
+from halter.server.feed import OLD, Feed, Told
+
+SOCKET: Final = "/api/ws"
+FIRST_WORDS: Final = 10 * SECOND
+LONGEST_CURSOR: Final = 100_000
+LONGEST_REASON: Final = 120
+WRONG: Final = 1007
+UNUSABLE: Final = 1011
+_PAIR: Final = re.compile(r"(.+)=(\d{1,15})", re.ASCII)
+ANEW: Final = "It cannot be told what happened since: the server was started anew. It stands in the journal."
+
+
+class Listening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What somebody wants to hear, and from where on: `after` says how far they have seen each stream."""
+
+    session: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    agent: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    kinds: Annotated[tuple[str, ...], msgspec.Meta(max_length=200)] = ()
+    after: Mapping[str, Annotated[int, msgspec.Meta(ge=0, le=10**15)]] | None = None
+
+
+class Here(msgspec.Struct, frozen=True):
+    """Where the streams are that somebody listens to, and the last place in the feed that they need not hear."""
+
+    position: Mapping[str, int]
+    number: int
+
+
+Heard = Here | Told | Gap
+
+
+async def hear(desk: Desk, feed: Feed, listening: Listening, number: int | None = None) -> AsyncGenerator[Heard]:
+    """Give what is wanted: first what came since, then what comes. With a number, from that place in the feed on."""
+    await feed.ready.wait()
+    start = feed.next
+    fits = _fits(desk, listening)
+    here: Mapping[str, int] = {}
+    if number is None:
+        here = await _position(desk, feed, listening)
+        yield Here(here, start - 1)
+        async with aclosing(_since(feed, here, listening.after)) as backlog:
+            async for told in backlog:
+                if fits(told):
+                    yield told
+    async with aclosing(feed.follow(start if number is None else number, fits)) as news:
+        async for item in news:
+            if not isinstance(item, Told) or not item.seq or item.seq > here.get(item.stream, 0):
+                yield item
+
+
+def _fits(desk: Desk, listening: Listening) -> Any:
+    kinds = frozenset(listening.kinds)
+
+    def fits(told: Told) -> bool:
+        wanted = ((listening.session, told.session), (listening.agent, told.agent))
+        named = not kinds or told.name in kinds or told.kind in kinds
+        return named and desk.who.sees(told.agent) and all(want in ("", found) for want, found in wanted)
+
+    return fits
+
+
+async def _position(desk: Desk, feed: Feed, listening: Listening) -> Mapping[str, int]:
+    """Tell how long the streams are that somebody wants and may see."""
+    found = await heads(feed.store)
+    if listening.session:
+        own = {session_stream(listening.session), inbox_stream(listening.session)}
+        return {stream: head for stream, head in found if stream in own}
+    if not desk.who.agents and not listening.agent:
+        return dict(found)
+    rows = await feed.store.ask(ports.Query("all_sessions", SessionRow))
+    agents = {row.session: row.agent for row in rows}
+    return {stream: head for stream, head in found if _is_theirs(desk, listening, _agent_of(stream, agents))}
+
+
+def _is_theirs(desk: Desk, listening: Listening, agent: str) -> bool:
+    return desk.who.sees(agent) and listening.agent in ("", agent)
+
+
+def _agent_of(stream: StreamId, agents: Mapping[str, str]) -> str:
+    if stream.startswith("trigger:"):
+        return stream.removeprefix("trigger:").partition("/")[0]
+    return agents.get(session_of(stream) or "", "")
+
+
+async def _since(feed: Feed, here: Mapping[str, int], after: Mapping[str, int] | None) -> AsyncGenerator[Told]:
+    if after is None:
+        return
+    lost = {StreamId(name): Part(after.get(name, 0), head) for name, head in here.items() if head > after.get(name, 0)}
+    async with aclosing(feed.bus.missed(Gap(lost=lost))) as events:
+        async for news in events:
+            yield await feed.told(news)
+
+
+def text_of(item: Heard) -> str:
+    """Write what is heard as JSON."""
+    match item:
+        case Told():
+            return item.text
+        case Here():
+            return msgspec.json.encode({"name": "here", "position": item.position}).decode()
+        case Gap():
+            return msgspec.json.encode(item_object(item)).decode()
+
+
+def read_cursor(text: str) -> Mapping[str, int]:
+    """Read a place as it stands in an address: STREAM=SEQ, with commas between them. Raises NotDone."""
+    pairs = [_PAIR.fullmatch(part) for part in text.split(",")]
+    if len(text) > LONGEST_CURSOR or not all(pairs):
+        raise NotDone(f"{text[:80]!r} is no place to go on from: write it like session:desk-1=12.", "wrong")
+    return {pair[1]: int(pair[2]) for pair in pairs if pair}
+
+
+def write_cursor(position: Mapping[str, int]) -> str:
+    """Write a place so that it can stand in an address."""
+    return ",".join(f"{stream}={seq}" for stream, seq in sorted(position.items()))
+
+
+class Start(msgspec.Struct, frozen=True):
+    """From where on a stream is given: a place in the feed, or what was seen of the streams."""
+
+    listening: Listening
+    number: int | None = None
+    anew: bool = False
+
+
+def start_of(listening: Listening, after: str, feed: str) -> Start:
+    """Decide where to go on. A place in a feed that is gone is no place any more."""
+    name, dot, number = after.rpartition(".")
+    if not after:
+        return Start(listening)
+    if dot and "=" not in after and number.isdecimal():
+        return Start(listening, int(number) + 1) if name == feed else Start(listening, anew=True)
+    return Start(msgspec.structs.replace(listening, after=read_cursor(after)))
+
+
+async def demand(desk: Desk, listening: Listening) -> None:
+    """Refuse what is not there to be heard."""
+    if listening.session:
+        await desk.session(listening.session)
+    if listening.agent:
+        desk.demand_agent(listening.agent)
+
+
+async def _wanted(
+    request: Request,
+    desk: Annotated[Desk, Depends(desk_of)],
+    session: Name = "",
+    agent: Name = "",
+    kind: Annotated[list[Name] | None, Query(max_length=100)] = None,
+    after: Annotated[str, Query(max_length=LONGEST_CURSOR)] = "",
+    last_event_id: Annotated[str, Header(max_length=LONGEST_CURSOR)] = "",
+) -> Start:
+    listening = Listening(session, agent, tuple(kind or ()))
+    await demand(desk, listening)
+    return start_of(listening, last_event_id or after, site_of(request).feed.name)
+
+
+async def _stream(
+    request: Request, desk: Annotated[Desk, Depends(desk_of)], start: Annotated[Start, Depends(_wanted)]
+) -> AsyncGenerator[ServerSentEvent]:
+    """Give the news as server-sent events; one that was cut off goes on by `Last-Event-ID`."""
+    feed, seen = site_of(request).feed, dict(start.listening.after or {})
+    if start.anew:
+        yield ServerSentEvent(raw_data=msgspec.json.encode({"name": "gap", "sentence": ANEW}).decode(), event="gap")
+    async with aclosing(hear(desk, feed, start.listening, start.number)) as items:
+        async for item in items:
+            name = item.name if isinstance(item, Told) else type(item).__name__.lower()
+            yield ServerSentEvent(raw_data=text_of(item), event=name, id=_id(feed, start, seen, item))
+
+
+def _id(feed: Feed, start: Start, seen: dict[str, int], item: Heard) -> str | None:
+    """Name a place: of one session by its streams, which outlives the server; else by the feed."""
+    if start.listening.session:
+        if isinstance(item, Told) and item.seq:
+            seen[item.stream] = item.seq
+        if isinstance(item, Here) and start.listening.after is None:
+            seen.update(item.position)
+        return write_cursor(seen) or None
+    live = item.number if isinstance(item, Told) or (isinstance(item, Here) and start.listening.after is None) else None
+    return None if live is None or live == OLD else f"{feed.name}.{live}"
+
+
+async def _socket(socket: WebSocket) -> None:
+    """Give the news over a WebSocket, to whoever says first what they want: `{}` for all, from now on."""
+    await socket.accept()
+    desk, feed = desk_of(socket), site_of(socket).feed
+    try:
+        async with asyncio.timeout(FIRST_WORDS / SECOND):
+            listening = msgspec.json.decode(await socket.receive_text(), type=Listening)
+        await demand(desk, listening)
+        await _told_until_gone(socket, hear(desk, feed, listening))
+    except TimeoutError:
+        await _close(socket, WRONG, "Say first what you want to hear: {} is all, from now on.")
+    except (msgspec.MsgspecError, NotDone, KeyError, UnicodeError) as error:
+        await _close(socket, WRONG, str(error))
+    except StoreError as error:
+        await _close(socket, UNUSABLE, str(error))
+    except WebSocketDisconnect:
+        return
+
+
+async def _told_until_gone(socket: WebSocket, items: AsyncGenerator[Heard]) -> None:
+    """Tell, and hear at once when whoever listened has gone."""
+
+    async def tell() -> None:
+        async with aclosing(items):
+            async for item in items:
+                await socket.send_text(text_of(item))
+
+    telling, leaving = asyncio.ensure_future(tell()), asyncio.ensure_future(_gone(socket))
+    try:
+        await asyncio.wait({telling, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if telling.done():
+            telling.result()
+    finally:
+        for task in (telling, leaving):
+            task.cancel()
+            with suppress(asyncio.CancelledError, WebSocketDisconnect, TimeoutError, OSError):
+                await task
+
+
+async def _gone(socket: WebSocket) -> None:
+    """Wait until somebody has gone. What they say meanwhile is nothing that was asked for."""
+    while (await socket.receive())["type"] != "websocket.disconnect":
+        pass
+
+
+async def _close(socket: WebSocket, code: int, reason: str) -> None:
+    with suppress(RuntimeError, WebSocketDisconnect):
+        await socket.close(code, reason[:LONGEST_REASON].encode("ascii", "replace").decode())
+
+
+def add_streams(api: FastAPI) -> None:
+    """Add both ways to listen."""
+    api.get(STREAM, response_class=EventSourceResponse, summary="Hear the news as they come", responses=ERRORS)(_stream)
+    api.websocket(SOCKET)(_socket)

@@ -1,0 +1,245 @@
+"""What a person does in a browser: they watch, decide, stop and look things up."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from halter.app.desk import steering
+from tests.browser.conftest import Comes
+from tests.browser.house import House
+
+OF_ALL = ("/", "/fleet", "/sessions", "/audit", "/budgets", "/triggers", "/findings")
+PAGES = (*OF_ALL, "/session/desk-1", "/receipt/desk-1")
+
+
+def dialog(page: Any) -> Any:
+    return page.get_by_role("dialog")
+
+
+def press(inside: Any, name: str) -> None:
+    inside.get_by_role("button", name=name).click()
+
+
+def test_a_turn_arrives_while_somebody_watches(house: House, comes: Comes) -> None:
+    page = comes("viewer").goes("/session/desk-1")
+    house.tell("good evening")
+    expect(page.get_by_text("A good evening to you.")).to_be_visible()
+    expect(page.get_by_label("Events", exact=True).get_by_text(re.compile(r"turn \d+, .*"))).not_to_have_count(0)
+
+
+def test_words_that_a_person_says_on_the_page_wake_the_session(comes: Comes) -> None:
+    page = comes("operator").goes("/session/desk-1")
+    press(page, "Message…")
+    dialog(page).get_by_label("Your words").fill("How are you, desk?")
+    press(dialog(page), "Say it")
+    expect(page.get_by_text("How are you, desk?")).to_be_visible()
+
+
+def test_a_call_is_approved_on_the_page_and_runs_once(house: House, comes: Comes) -> None:
+    page = comes("approver").goes("/")
+    house.tell("pay bob")
+    card = page.get_by_role("article", name="May pay be called?")
+    expect(card.get_by_text('"to": "bob"')).to_be_visible()
+    press(card, "Approve pay")
+    expect(page.get_by_text("Approved: pay of desk")).to_be_visible()
+    expect(card).to_have_count(0)
+    page.goto(f"{house.url}/session/desk-1")
+    expect(page.get_by_text("paid 5 to bob")).to_be_visible()
+    assert house.paid() == ["bob 5"]
+
+
+def test_a_call_is_approved_with_other_arguments_and_only_those(house: House, comes: Comes) -> None:
+    page = comes("approver").goes("/")
+    house.tell("pay dora")
+    press(page, "Edit the arguments of pay")
+    form = dialog(page)
+    form.get_by_label("Arguments, as").fill("{not json")
+    press(form, "Approve this")
+    expect(form.get_by_role("alert")).to_contain_text("no JSON object")
+    form.get_by_label("Arguments, as").fill('{"to": "carol", "amount": 7}')
+    press(form, "Approve this")
+    expect(page.get_by_text("Approved with your arguments")).to_be_visible()
+    page.goto(f"{house.url}/session/desk-1")
+    expect(page.get_by_text("paid 7 to carol")).to_be_visible()
+    assert "carol 7" in house.paid()
+    assert not any(line.startswith("dora") for line in house.paid())
+
+
+def test_a_call_is_denied_with_a_reason_that_the_model_is_told(house: House, comes: Comes) -> None:
+    page = comes("approver").goes("/")
+    house.tell("pay erin")
+    press(page, "Deny pay")
+    dialog(page).get_by_label("Reason").fill("We do not know her.")
+    press(dialog(page), "Deny")
+    expect(page.get_by_text("Denied: pay of desk")).to_be_visible()
+    assert not any(line.startswith("erin") for line in house.paid())
+
+
+def test_always_makes_a_rule_for_as_long_as_was_said(house: House, comes: Comes) -> None:
+    page = comes("approver").goes("/")
+    house.tell("pay fred")
+    press(page, "Always allow pay")
+    dialog(page).get_by_label("For how long").fill("soon")
+    press(dialog(page), "Approve, and always")
+    expect(dialog(page).get_by_role("alert")).to_contain_text("not a duration")
+    dialog(page).get_by_label("For how long").fill("1h")
+    press(dialog(page), "Approve, and always")
+    expect(page.get_by_text("needs nobody's yes")).to_be_visible()
+
+
+def test_a_session_at_its_cap_goes_on_when_the_cap_is_raised(house: House, comes: Comes) -> None:
+    page = comes("approver").goes("/")
+    press(page, "Raise the cap…")
+    dialog(page).get_by_label("New cap in dollars").fill("0.001")
+    press(dialog(page), "Raise the cap")
+    expect(dialog(page).get_by_role("alert")).to_contain_text("would not raise it")
+    dialog(page).get_by_label("New cap in dollars").fill("2")
+    press(dialog(page), "Raise the cap")
+    expect(page.get_by_text("has a cap of $2.00 now")).to_be_visible()
+    page.goto(f"{house.url}/session/miser-1")
+    expect(page.get_by_label("Events", exact=True).get_by_text("turn 1, yielded")).to_be_visible()
+
+
+def test_an_operator_changes_a_cap_and_a_slip_is_told(comes: Comes) -> None:
+    page = comes("operator").goes("/budgets")
+    row = page.get_by_role("row").filter(has_text="agent:desk")
+    press(row, "Raise the cap of agent:desk")
+    dialog(page).get_by_label("New cap in dollars").fill("1")
+    press(dialog(page), "Raise")
+    expect(dialog(page).get_by_role("alert")).to_contain_text("would not raise it")
+    dialog(page).get_by_label("New cap in dollars").fill("6.50")
+    press(dialog(page), "Raise")
+    expect(row.get_by_text("$6.50")).to_be_visible()
+
+
+def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes(house: House, comes: Comes) -> None:
+    page, watcher = comes("approver").goes("/fleet"), comes("viewer").goes("/")
+    press(page, "HALT ALL")
+    expect(dialog(page)).to_contain_text("This stops 2 sessions under way")
+    dialog(page).get_by_label("Reason").fill("It smells of smoke.")
+    press(dialog(page), "Halt everything")
+    told = re.compile("Everything is halted since .*, by approver: It smells of smoke.")
+    for each in (page, watcher):
+        expect(each.get_by_text(told)).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="desk").get_by_text("HALTED")).to_be_visible()
+    expect(page.get_by_role("button", name="Resume…")).to_have_count(0)
+    page.goto(f"{house.url}/sessions")
+    expect(page.get_by_role("row").filter(has_text="desk-1").get_by_text(re.compile("halt"))).to_be_visible()
+    assert {house.row(name).ended_at is not None for name in ("desk-1", "miser-1")} == {True}
+
+    operator = comes("operator").goes("/")
+    press(operator, "Resume…")
+    dialog(operator).get_by_label("over").fill("0s")
+    press(dialog(operator), "Resume")
+    expect(watcher.get_by_text("Everything is halted")).to_have_count(0)
+    expect(
+        page.get_by_role("row").filter(has_text="desk-1").get_by_text(re.compile("SLEEPING|RUNNING"))
+    ).to_be_visible()
+
+
+def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> None:
+    page = comes("operator").goes("/fleet")
+    switch = page.get_by_role("switch", name="miser runs by itself")
+    switch.click()
+    expect(page.get_by_text("miser is switched off")).to_be_visible()
+    switch.click()
+    expect(page.get_by_text("miser is switched on")).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="miser").get_by_text("SLEEPING")).to_be_visible()
+
+
+def test_the_audit_is_searched_and_taken_along(comes: Comes, tmp_path: Path) -> None:
+    page = comes("viewer").goes("/audit")
+    page.get_by_label("Text", exact=True).fill("carol")
+    page.get_by_label("Text", exact=True).press("Enter")
+    calls = page.get_by_role("table", name="Calls")
+    expect(calls.get_by_role("row")).to_have_count(2)
+    expect(calls.get_by_text("pay", exact=True)).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Export as JSON lines").click()
+    assert download.value.suggested_filename == "audit.jsonl"
+    (line,) = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
+    assert (line["tool"], line["outcome"], line["decided_by"]) == ("pay", "ok", "approver")
+
+
+def test_a_search_that_finds_nothing_says_so_and_one_that_cannot_be_read_too(comes: Comes) -> None:
+    page = comes("viewer").goes("/audit")
+    page.get_by_label("Agent").fill("nobody")
+    press(page, "Search")
+    expect(page.get_by_text("Nothing was found.")).to_be_visible()
+    page.get_by_label("How far back").fill("soon")
+    press(page, "Search")
+    expect(page.get_by_text("not a duration")).to_be_visible()
+
+
+def test_a_receipt_is_opened_and_the_session_taken_along(comes: Comes) -> None:
+    page = comes("viewer").goes("/session/desk-1")
+    page.get_by_role("link", name="Receipt").click()
+    expect(page.get_by_role("heading", name="Calls and requests")).to_be_visible()
+    expect(page.get_by_text("agreed to by approver").first).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Export").click()
+    assert download.value.suggested_filename == "desk-1.jsonl"
+    assert Path(download.value.path()).read_text().count("\n") > 10
+
+
+def test_a_viewer_is_shown_no_button_that_they_may_not_press(comes: Comes) -> None:
+    visitor = comes("viewer")
+    for path in PAGES:
+        page = visitor.goes(path)
+        buttons = page.get_by_role("button").all()
+        names = {button.get_attribute("aria-label") or button.inner_text() for button in buttons}
+        assert {name for name in names if name} <= {"Change between light and dark", "Older", "Search", "OK"}, path
+
+
+def test_what_is_not_there_is_said_in_a_sentence(comes: Comes) -> None:
+    visitor = comes("viewer")
+    answer = visitor.page.goto(f"{visitor.house.url}/session/nobody-7")
+    assert answer.status == 404
+    expect(visitor.page.get_by_text("There is no session 'nobody-7'")).to_be_visible()
+    # The browser itself notes that a page was not found.
+    visitor.complaints.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_follows_the_theme_of_the_system_and_a_switch_is_kept(comes: Comes, scheme: str) -> None:
+    visitor = comes("viewer", scheme=scheme)
+    page = visitor.goes("/")
+    other = {"light": "dark", "dark": "light"}[scheme]
+    expect(page.locator("body")).to_have_class(re.compile(f"body--{scheme}"))
+    press(page, "Change between light and dark")
+    expect(page.locator("body")).to_have_class(re.compile(f"body--{other}"))
+    visitor.goes("/fleet")
+    expect(page.locator("body")).to_have_class(re.compile(f"body--{other}"))
+
+
+def test_everything_is_reached_by_keyboard_and_seen_to_be(house: House, comes: Comes) -> None:
+    page = comes("admin").goes("/fleet")
+    wanted = set(page.evaluate(CONTROLS))
+    reached, unseen = set[str](), set[str]()
+    for _ in range(len(wanted) + 20):
+        page.keyboard.press("Tab")
+        name, outline = page.evaluate(FOCUSED)
+        reached.add(name)
+        unseen |= set() if outline else {name}
+    assert wanted <= reached
+    assert unseen - {"BODY"} == set()
+    page.get_by_role("button", name="HALT ALL").focus()
+    page.keyboard.press("Enter")
+    expect(dialog(page).get_by_label("Reason")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(dialog(page)).to_have_count(0)
+    assert house.does(steering.halts_now(house.desk)) == []
+
+
+CONTROLS = """() => [...document.querySelectorAll('a[href], button, input, [role=switch], [role=checkbox]')]
+    .filter(e => e.checkVisibility() && !e.disabled && e.tabIndex >= 0).map(e => e.ariaLabel || e.innerText || e.id)"""
+
+FOCUSED = """() => {
+    const e = document.activeElement, style = getComputedStyle(e);
+    return [e === document.body ? 'BODY' : e.ariaLabel || e.innerText || e.id,
+            style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2];
+}"""

@@ -1,0 +1,93 @@
+"""A real server on a real socket, before a real store in which two agents have left a row of every kind."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from halter.app.bus import Bus
+from halter.app.desk import ROLES
+from halter.core.clock import SECOND
+from halter.server.limits import Limits
+from halter.server.tokens import Keyring, TokenFile, new_secret, token_of
+from halter.server.web import Extras, address, bind, serve_web
+from tests.story.conftest import Scribe
+from tests.story.test_desk import Office
+
+QUICK = Limits(check=SECOND // 50, stall=SECOND // 4, upload=SECOND // 4)
+
+
+class GroundClock:
+    """The store's time, which goes on when it is looked at, and for whoever sleeps; nobody really does for long."""
+
+    def __init__(self, ground: Any) -> None:
+        self._ground = ground
+
+    def now(self) -> int:
+        return self._ground.now()
+
+    async def sleep(self, duration: int) -> None:
+        await asyncio.sleep(min(duration / SECOND, 0.02))
+        self._ground.time += duration
+
+
+class House:
+    """A server, the people who have a token for it, and what it told whoever runs it."""
+
+    def __init__(self, office: Office, folder: Path, limits: Limits) -> None:
+        self.office = office
+        self.app = replace(office.app, clock=GroundClock(office.ground))
+        self.bus = Bus(self.app.store, self.app.clock)
+        self.tokens = TokenFile(folder / "tokens.json")
+        self.secrets: dict[str, str] = {}
+        self.told: list[str] = []
+        for role in ROLES:
+            self.let_in(role, role)
+            self.let_in(f"{role}-of-mine", role, "mine")
+        self.listening = bind(port=0)
+        self.base = address(self.listening)
+        self.port = self.listening.getsockname()[1]
+        extras = Extras(limits=limits, tell=self.told.append)
+        self._serving = asyncio.create_task(serve_web(self.app, self.listening, Keyring(self.tokens), self.bus, extras))
+
+    def let_in(self, name: str, role: str, *agents: str) -> str:
+        self.secrets[name] = new_secret()
+        self.tokens.add(token_of(self.secrets[name], name, role, 0, agents))
+        return self.secrets[name]
+
+    def client(self, name: str = "", **headers: str) -> httpx2.AsyncClient:
+        """Speak as somebody, or as nobody."""
+        said = {"Authorization": f"Bearer {self.secrets[name]}"} if name else {}
+        return httpx2.AsyncClient(base_url=self.base, headers={**said, **headers}, timeout=30)
+
+    async def end(self) -> None:
+        self._serving.cancel()
+        await asyncio.wait([self._serving])
+
+
+async def furnished(folder: Path) -> Office:
+    office = Office(Scribe.on(str(folder / "halter.db"), folder))
+    await office.furnish()
+    return office
+
+
+@pytest.fixture
+def limits() -> Limits:
+    """What the server takes; a test may say otherwise."""
+    return QUICK
+
+
+@pytest.fixture
+async def house(tmp_path: Path, limits: Limits) -> AsyncIterator[House]:
+    office = await furnished(tmp_path)
+    made = House(office, tmp_path, limits)
+    try:
+        yield made
+        assert not made.told
+    finally:
+        await made.end()
+        await office.ground.store.close()

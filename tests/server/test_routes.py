@@ -1,0 +1,222 @@
+"""Every route, by everybody: what each may see and do, and what they are told otherwise."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from halter.app.desk import ROLES
+from halter.core.ids import StreamId
+from halter.server.api import DO, READ
+from tests.server.conftest import House
+
+READS = {
+    "/whoami": "", "/home": "", "/fleet": "", "/sessions": "", "/sessions/{session}": "/sessions/{agent}-1",
+    "/sessions/{session}/events": "/sessions/{agent}-1/events",
+    "/sessions/{session}/receipt": "/sessions/{agent}-1/receipt",
+    "/sessions/{session}/turns": "/sessions/{agent}-1/turns",
+    "/sessions/{session}/hot-state": "/sessions/{agent}-1/hot-state",
+    "/decisions": "", "/halts": "", "/budgets": "", "/spending": "/spending?since=0&until=9000000000000000",
+    "/triggers": "", "/findings": "", "/proposals": "", "/rules": "", "/audit": "/audit?until=9000000000000000",
+    "/audit/export": "", "/report": "/report?since=1",
+}  # fmt: skip
+DEEDS: dict[str, tuple[str, str, Any]] = {
+    "/decisions/{decision:path}/approve": ("approver", "/decisions/{agent}-asks/approve", {"reason": "fine"}),
+    "/decisions/{decision:path}/deny": ("approver", "/decisions/{agent}-asks/deny", None),
+    "/halts": ("approver", "", {"scope": "agent:{agent}", "reason": "stop"}),
+    "/halts/resume": ("operator", "", {"scope": "trigger:{agent}/hook", "over_seconds": 0}),
+    "/sessions/{session}/cancel": ("operator", "/sessions/{agent}-1/cancel", {"reason": "enough"}),
+    "/sessions/{session}/messages": ("operator", "/sessions/{agent}-1/messages", {"text": "Go on."}),
+    "/agents/{agent}/switch": ("operator", "/agents/{agent}/switch", {"on": False}),
+    "/budgets/cap": ("operator", "", {"direction": "raise", "scope": "agent:{agent}", "cap": "0.095"}),
+    "/triggers/{agent}/{name}/retry": ("operator", "/triggers/{agent}/hook/retry", {"item": "{agent}.md"}),
+    "/triggers/{agent}/{name}/end": ("operator", "/triggers/{agent}/hook/end", None),
+    "/findings/{finding}/settle": ("approver", "/findings/{agent}-found/settle", {"status": "kept"}),
+    "/proposals/{proposal}/settle": ("approver", "/proposals/{agent}-memory/settle", {"status": "dismissed"}),
+    "/rules/{rule}/end": ("operator", "/rules/{agent}-rule/end", {"reason": "no more"}),
+}
+
+
+def read_path(path: str, agent: str) -> str:
+    return f"/api{(READS[path] or path).replace('{agent}', agent)}"
+
+
+def deed(path: str, agent: str) -> tuple[str, dict[str, Any]]:
+    _, way, body = DEEDS[path]
+    return f"/api{(way or path).replace('{agent}', agent)}", json.loads(
+        json.dumps({} if body is None else {"json": body}).replace("{agent}", agent)
+    )
+
+
+def test_this_matrix_knows_every_route() -> None:
+    assert [path for path, _, _ in READ] == list(READS)
+    assert [path for path, _, _ in DO] == list(DEEDS)
+
+
+async def test_every_role_may_look_at_everything_and_nobody_else_at_anything(house: House) -> None:
+    async with house.client() as nobody:
+        for path in READS:
+            answer = await nobody.get(read_path(path, "mine"))
+            assert (answer.status_code, list(answer.json())) == (401, ["error"]), path
+    for role in ROLES:
+        async with house.client(role) as client:
+            for path in READS:
+                answer = await client.get(read_path(path, "mine"))
+                assert answer.status_code == 200, (role, path, answer.text)
+                assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_who_sees_one_agent_is_shown_nothing_of_another(house: House) -> None:
+    async with house.client("admin-of-mine") as client, house.client("viewer") as all_seeing:
+        for path, way in READS.items():
+            theirs = await client.get(read_path(path, "theirs"))
+            if "{agent}" in way:
+                gone = await client.get(read_path(path, "nobody-there"))
+                assert (theirs.status_code, gone.status_code) == (404, 404), path
+                assert theirs.text.replace("theirs", "?") == gone.text.replace("nobody-there", "?")
+                assert (await all_seeing.get(read_path(path, "theirs"))).status_code == 200
+            else:
+                assert theirs.status_code == 200
+                assert "theirs" not in theirs.text, path
+
+
+@pytest.mark.parametrize("path", DEEDS)
+async def test_what_takes_a_role_is_refused_below_it_and_done_with_it_in_the_name_of_the_token(
+    house: House, path: str
+) -> None:
+    needed, (way, body) = DEEDS[path][0], deed(path, "mine")
+    before = await house.office.heads()
+    async with house.client() as nobody:
+        assert (await nobody.post(way, **body)).status_code == 401
+    for role in ROLES[: ROLES.index(needed)]:
+        for name in (role, f"{role}-of-mine"):
+            async with house.client(name) as client:
+                answer = await client.post(way, **body)
+                assert answer.status_code == 403, (name, answer.text)
+                assert needed in answer.json()["error"]
+    async with house.client("admin-of-mine") as client:
+        other, other_body = deed(path, "theirs")
+        assert (await client.post(other, **other_body)).status_code == 404
+    assert await house.office.heads() == before
+    async with house.client(f"{needed}-of-mine") as client:
+        answer = await client.post(way, **body)
+        assert answer.status_code == 200, answer.text
+    after = await house.office.heads()
+    grown = [StreamId(stream) for stream, head in after.items() if head > before.get(stream, 0)]
+    facts = [each.facts for stream in grown for each in await house.app.store.read(stream, before.get(stream, 0))]
+    assert any(f'"{needed}-of-mine"'.encode() in each for each in facts)
+
+
+EXTRAS = ({"by": "ann"}, {"role": "admin"}, {"who": {"role": "admin"}}, {"read_only": False}, {"agents": []})
+
+
+async def test_no_body_says_who_asks_or_switches_a_check_off(house: House) -> None:
+    before = await house.office.heads()
+    async with house.client("viewer") as viewer, house.client("admin") as admin:
+        for path in DEEDS:
+            way, body = deed(path, "mine")
+            for extra in EXTRAS:
+                asked = {**body.get("json", {}), **extra}
+                assert (await viewer.post(way, json=asked)).status_code in {403, 422}, (path, extra)
+                assert (await admin.post(way, json=asked)).status_code == 422, (path, extra)
+    assert await house.office.heads() == before
+
+
+UNDONE: list[tuple[str, str, Any, int]] = [
+    ("GET", "/api/sessions?limit=0", None, 422),
+    ("GET", "/api/sessions?limit=1001", None, 422),
+    ("GET", "/api/sessions?limit=x", None, 422),
+    ("GET", "/api/sessions?agent=%00", None, 422),
+    ("GET", f"/api/sessions?agent={'x' * 301}", None, 422),
+    ("GET", "/api/sessions/mine-1/events?after=-1", None, 422),
+    ("GET", f"/api/sessions/mine-1/events?after={10**30}", None, 422),
+    ("GET", "/api/sessions/%00", None, 422),
+    ("GET", "/api/sessions/mine", None, 404),
+    ("GET", "/api/sessions/mine-1%2Fin", None, 404),
+    ("GET", "/api/spending?since=5&until=5", None, 422),
+    ("GET", f"/api/report?since={10**20}", None, 422),
+    ("GET", "/api/nothing", None, 404),
+    ("GET", "/api", None, 404),
+    ("GET", "/api/", None, 404),
+    ("DELETE", "/api/sessions/mine-1", None, 404),
+    ("GET", "/api/stream?session=nope", None, 404),
+    ("GET", "/api/stream?after=nonsense", None, 422),
+    ("POST", "/api/decisions/mine/approve", {}, 404),
+    ("POST", "/api/decisions//approve", {}, 404),
+    ("POST", "/api/decisions/mine-asks/approve", {"digest": "another"}, 409),
+    ("POST", "/api/decisions/mine-asks/approve", {"cap": "2.50"}, 422),
+    ("POST", "/api/decisions/mine-asks/approve", {"cap": 2}, 422),
+    ("POST", "/api/decisions/mine-asks/approve", {"edit": "{}"}, 422),
+    ("POST", "/api/decisions/mine-asks/approve", {"always": {"scope": "all"}}, 422),
+    ("POST", "/api/decisions/mine-asks/approve", {"always": {"seconds": 0}}, 422),
+    ("POST", "/api/halts", {}, 422),
+    ("POST", "/api/halts", [], 422),
+    ("POST", "/api/halts", {"scope": "flea"}, 422),
+    ("POST", "/api/halts", {"scope": "fleet\x00"}, 422),
+    ("POST", "/api/halts", {"scope": "fleet", "reason": "x" * 2001}, 422),
+    ("POST", "/api/halts/resume", {"scope": "fleet"}, 409),
+    ("POST", "/api/halts/resume", {"scope": "fleet", "over_seconds": -1}, 422),
+    ("POST", "/api/halts/resume", {"scope": "fleet", "over_seconds": "1"}, 422),
+    ("POST", "/api/agents/nobody/switch", {"on": True}, 404),
+    ("POST", "/api/agents/mine/switch", {"on": "yes"}, 422),
+    ("POST", "/api/sessions/mine-1/messages", {"text": " "}, 422),
+    ("POST", "/api/budgets/cap", {"direction": "raise", "scope": "agent:mine", "cap": "much"}, 422),
+    ("POST", "/api/budgets/cap", {"direction": "raise", "scope": "agent:mine", "cap": "0.01"}, 422),
+    ("POST", "/api/budgets/cap", {"direction": "raise", "scope": "agent:nobody", "cap": "1"}, 404),
+    ("POST", "/api/triggers/mine/nothing/end", {}, 404),
+    ("POST", "/api/triggers/mine/hook/retry", {"item": ""}, 422),
+    ("POST", "/api/findings/mine/settle", {"status": "kept"}, 404),
+    ("POST", "/api/findings/mine-found/settle", {"status": "promoted"}, 422),
+    ("POST", "/api/rules/mine/end", {}, 404),
+]
+
+
+async def test_what_cannot_be_done_is_a_sentence_with_a_status(house: House) -> None:
+    before = await house.office.heads()
+    async with house.client("admin") as client:
+        for method, path, body, status in UNDONE:
+            answer = await client.request(method, path, **({} if body is None else {"json": body}))
+            assert answer.status_code == status, (method, path, answer.text)
+            assert list(answer.json()) == ["error"]
+            assert answer.json()["error"].strip()
+    assert await house.office.heads() == before
+
+
+async def test_a_body_that_is_no_json_or_says_to_be_something_else_is_refused(house: House) -> None:
+    bodies = [b"{", b"\xff", b'{"scope": NaN}', b'{"scope":"fleet"}' + b"x", b"[" * 50_000]
+    async with house.client("admin") as client:
+        for body in bodies:
+            answer = await client.post("/api/halts", content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code in {400, 422}, (body[:20], answer.text)
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+            answer = await client.post("/api/halts", content=b'{"scope":"fleet"}', headers={"Content-Type": kind})
+            assert answer.status_code in {400, 422}, kind
+        edit = b'{"edit": {"n": NaN}}'
+        headers = {"Content-Type": "application/json"}
+        answer = await client.post("/api/decisions/mine-asks/approve", content=edit, headers=headers)
+        assert answer.status_code == 422
+
+
+async def test_the_audit_is_searched_and_exported_line_by_line(house: House) -> None:
+    async with house.client("viewer") as client:
+        found = (await client.get("/api/audit?until=9000000000000000&text=OF-MINE")).json()
+        assert [row["tool"] for row in found] == ["tool-of-mine"]
+        answer = await client.get("/api/audit/export")
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        lines = [msgspec.json.decode(line) for line in answer.text.splitlines()]
+        assert sorted(line["tool"] for line in lines) == ["tool-of-mine", "tool-of-theirs"]
+
+
+async def test_the_description_names_every_route_and_each_error(house: House) -> None:
+    async with house.client("viewer") as client:
+        described = (await client.get("/api/openapi.json")).json()
+    paths = described["paths"]
+    assert {f"/api{path}".replace(":path", "") for path in (*READS, *DEEDS)} | {"/api/stream"} == set(paths)
+    for path, ways in paths.items():
+        for way in ways.values():
+            assert way["summary"], path
+            assert {"401", "403", "404", "409", "413", "422", "429", "503"} <= set(way["responses"]), path
+    text = json.dumps(described)
+    refs = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert refs <= set(described["components"]["schemas"])

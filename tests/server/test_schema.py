@@ -1,0 +1,49 @@
+"""The API against its own description: whatever fits it, or does not, is answered, and as it says."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from halter.server.limits import Limits
+from tests.server.conftest import House
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+ENDLESS = "/api/stream"
+
+
+def run(base: str, secret: str) -> int:
+    headers = {"Authorization": f"Bearer {secret}"}
+    schema = schemathesis.openapi.from_url(f"{base}/api/openapi.json", headers=headers)
+    operations = [found.ok() for found in schema.get_all_operations()]
+    count = 0
+    for operation in operations:
+        if operation.path == ENDLESS:
+            continue
+
+        @given(case=operation.as_strategy())
+        @settings(
+            max_examples=12, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        def try_it(case: Any) -> None:
+            nonlocal count
+            count += 1
+            case.call_and_validate(headers=headers, checks=CHECKS)
+
+        try_it()
+    return count
+
+
+@pytest.mark.parametrize("limits", [Limits(requests=1_000_000)])
+async def test_nothing_that_fits_the_description_or_not_breaks_the_server(house: House, limits: Limits) -> None:
+    tried = await asyncio.to_thread(run, house.base, house.secrets["admin"])
+    assert tried > 200

@@ -1,0 +1,276 @@
+"""News as they come: nothing is missed by who reads on, nobody is waited for, and nobody hears what is not theirs."""
+
+import asyncio
+import json
+import socket as sockets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from halter.app.bus import Gap
+from halter.core.clock import SECOND
+from halter.core.events import MessageAdded
+from halter.core.ids import session_stream
+from halter.core.ports import Draft, Write
+from halter.server.feed import Feed
+from halter.server.limits import Limits
+from halter.server.stream import read_cursor, write_cursor
+from tests.server.conftest import QUICK, House
+
+
+async def write(house: House, session: str, count: int = 1, size: int = 0) -> None:
+    """Let a session say something."""
+    lease = house.office.scribe.leases[session]
+    for _ in range(count):
+        drafts = [Draft(MessageAdded(turn=1, reason="repetition"), b"x" * size)]
+        key = house.office.ground.new()
+        await house.app.store.commit(Write(session_stream(session), key, lambda _, d=drafts: d, lease=lease))
+
+
+@asynccontextmanager
+async def listening(house: House, name: str, **wants: Any) -> AsyncIterator[ClientConnection]:
+    headers = {"Authorization": f"Bearer {house.secrets[name]}"}
+    async with connect(f"ws://127.0.0.1:{house.port}/api/ws", additional_headers=headers, proxy=None) as socket:
+        await socket.send(json.dumps(wants))
+        yield socket
+
+
+async def heard(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
+    return [json.loads(await socket.recv()) for _ in range(count)]
+
+
+async def test_who_listens_is_told_where_all_streams_are_and_then_what_comes(house: House) -> None:
+    async with listening(house, "viewer") as socket:
+        (here,) = await heard(socket, 1)
+        assert (here["name"], here["position"]) == ("here", dict(await house.office.heads()))
+        await write(house, "mine-1", 2)
+        await write(house, "theirs-1")
+        news = await heard(socket, 3)
+    places = [(each["stream"], each["seq"]) for each in news]
+    base = here["position"]
+    mine, theirs = base["session:mine-1"], base["session:theirs-1"]
+    assert places == [("session:mine-1", mine + 1), ("session:mine-1", mine + 2), ("session:theirs-1", theirs + 1)]
+    assert {each["name"] for each in news} == {"message_added"}
+
+
+async def test_who_was_cut_off_goes_on_by_stream_and_sequence_with_nothing_missed_or_twice(house: House) -> None:
+    async with listening(house, "viewer") as socket:
+        position = (await heard(socket, 1))[0]["position"]
+        await write(house, "mine-1", 2)
+        for each in await heard(socket, 2):
+            position[each["stream"]] = each["seq"]
+    await write(house, "mine-1", 3)
+    await write(house, "theirs-1", 2)
+    async with listening(house, "viewer", after=position) as socket:
+        news = await heard(socket, 6)
+        await write(house, "mine-1")
+        news += await heard(socket, 1)
+    found = [(each["stream"], each["seq"]) for each in news[1:]]
+    mine, theirs = position["session:mine-1"], position["session:theirs-1"]
+    assert sorted(found) == [*(("session:mine-1", mine + n) for n in (1, 2, 3, 4)),
+                             *(("session:theirs-1", theirs + n) for n in (1, 2))]  # fmt: skip
+
+
+async def test_who_sees_one_agent_hears_nothing_of_another_nor_of_the_fleet(house: House) -> None:
+    async with listening(house, "admin-of-mine") as socket, house.client("admin") as admin:
+        (here,) = await heard(socket, 1)
+        assert set(here["position"]) == {"session:mine-1", "trigger:mine/hook"}
+        await write(house, "theirs-1", 5)
+        house.bus.pulse("theirs-1", "words", {"text": "not yours"})
+        assert (await admin.post("/api/halts", json={"scope": "agent:theirs"})).status_code == 200
+        await write(house, "mine-1")
+        (news,) = await heard(socket, 1)
+    assert news["stream"] == "session:mine-1"
+    async with listening(house, "admin-of-mine", after={}) as socket:
+        (here,) = await heard(socket, 1)
+        told = await heard(socket, sum(here["position"].values()))
+    assert {each["stream"] for each in told} == {"session:mine-1", "trigger:mine/hook"}
+
+
+@pytest.mark.parametrize(
+    ("wants", "named"),
+    [
+        ({"session": "theirs-1"}, "viewer-of-mine"),
+        ({"session": "nothing"}, "viewer"),
+        ({"agent": "theirs"}, "viewer-of-mine"),
+        ({"who": "admin"}, "viewer"),
+        ({"after": {"session:mine-1": -1}}, "viewer"),
+        ({"after": {"session:mine-1": "1"}}, "viewer"),
+        ({"kinds": "all"}, "viewer"),
+    ],
+)
+async def test_what_cannot_be_heard_is_said_and_the_socket_closed(house: House, wants: Any, named: str) -> None:
+    async with listening(house, named, **wants) as socket:
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert socket.close_code == 1007
+        assert socket.close_reason
+
+
+async def test_only_what_is_wanted_is_told(house: House) -> None:
+    wants = {"agent": "mine", "kinds": ["message_added", "words"]}
+    async with listening(house, "viewer", **wants) as socket:
+        await heard(socket, 1)
+        await write(house, "theirs-1")
+        house.bus.pulse("theirs-1", "words", {"text": "b"})
+        async with house.client("admin") as admin:
+            await admin.post("/api/sessions/mine-1/messages", json={"text": "Go on."})
+        house.bus.pulse("mine-1", "words", {"text": "a"})
+        await write(house, "mine-1")
+        assert {each["name"] for each in await heard(socket, 2)} == {"words", "message_added"}
+
+
+async def events(lines: AsyncIterator[str], count: int) -> list[dict[str, str]]:
+    """Read so many server-sent events."""
+    found: list[dict[str, str]] = [{}]
+    async for line in lines:
+        if not line and found[-1]:
+            if len(found) == count:
+                return found
+            found.append({})
+        elif line and not line.startswith(":"):
+            key, _, value = line.partition(": ")
+            found[-1][key] = value
+    return found
+
+
+async def sse(house: House, count: int, more: str = "", last: str = "", writes: Any = None) -> list[dict[str, str]]:
+    headers = {"Last-Event-ID": last} if last else {}
+    async with house.client("viewer", **headers) as client, client.stream("GET", f"/api/stream{more}") as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = answer.aiter_lines()
+        first = await events(lines, 1)
+        if writes is not None:
+            await writes()
+        return first if count == 1 else [*first, *await events(lines, count - 1)]
+
+
+async def test_server_sent_events_go_on_by_their_last_id(house: House) -> None:
+    for more in ("", "?session=mine-1"):
+        seen = await sse(house, 3, more, writes=lambda: write(house, "mine-1", 2))
+        assert [each["event"] for each in seen] == ["here", "message_added", "message_added"]
+        await write(house, "mine-1", 2)
+        on = await sse(house, 2 if not more else 3, more, last=seen[-1]["id"])
+        seqs = [json.loads(each["data"])["seq"] for each in (*seen[1:], *on) if each["event"] == "message_added"]
+        assert seqs == list(range(seqs[0], seqs[0] + 4))
+
+
+async def test_the_place_in_one_session_outlives_the_server_and_the_place_in_all_of_them_is_told_to_be_gone(
+    house: House,
+) -> None:
+    head = (await house.office.heads())["session:mine-1"]
+    (here, *news) = await sse(house, 3, f"?session=mine-1&after=session:mine-1={head - 2}")
+    assert here["event"] == "here"
+    assert [json.loads(each["data"])["seq"] for each in news] == [head - 1, head]
+    (gap,) = await sse(house, 1, last="anotherfeed.17")
+    assert gap["event"] == "gap"
+    assert "started anew" in gap["data"]
+
+
+async def test_a_removed_token_ends_what_it_has_open(house: House) -> None:
+    async with (
+        listening(house, "viewer") as socket,
+        listening(house, "admin") as other,
+        house.client("viewer") as client,
+    ):
+        await heard(socket, 1)
+        await heard(other, 1)
+        async with client.stream("GET", "/api/stream") as answer:
+            lines = answer.aiter_lines()
+            await events(lines, 1)
+            house.tokens.remove("viewer")
+            with pytest.raises(ConnectionClosed):
+                await socket.recv()
+            assert socket.close_code == 1008
+            with pytest.raises(Exception, match=r"incomplete|closed|peer"):
+                [line async for line in lines]
+        await write(house, "mine-1")
+        assert (await heard(other, 1))[0]["stream"] == "session:mine-1"
+
+
+@pytest.mark.parametrize("limits", [Limits(streams=2, all_streams=3)])
+async def test_more_streams_than_there_may_be_are_refused_until_one_is_closed(house: House, limits: Limits) -> None:
+    async with listening(house, "viewer") as one, listening(house, "viewer") as two:
+        await heard(one, 1)
+        await heard(two, 1)
+        async with house.client("viewer") as client:
+            answer = await client.get("/api/stream")
+            assert (answer.status_code, "retry-after" in answer.headers) == (429, True)
+        async with listening(house, "admin") as three, house.client("operator") as client:
+            await heard(three, 1)
+            assert (await client.get("/api/stream")).status_code == 429
+        await one.close()
+        await one.wait_closed()
+        async with listening(house, "viewer") as again:
+            assert (await heard(again, 1))[0]["name"] == "here"
+
+
+@pytest.mark.parametrize("limits", [Limits(streams=1, stall=SECOND // 4)])
+async def test_one_who_stalls_is_let_go_and_slows_nobody(house: House, limits: Limits) -> None:
+    request = (
+        f"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1:{house.port}\r\n"
+        f"Authorization: Bearer {house.secrets['operator']}\r\n\r\n"
+    )
+    stalled = sockets.socket()
+    stalled.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 4096)
+    with stalled:
+        stalled.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(stalled, ("127.0.0.1", house.port))
+        await loop.sock_sendall(stalled, request.encode())
+        await loop.sock_recv(stalled, 10)
+        async with listening(house, "viewer") as socket:
+            await heard(socket, 1)
+            for _ in range(10):
+                await write(house, "mine-1", 40, size=20_000)
+                assert len(await heard(socket, 40)) == 40
+        status = 429
+        async with house.client("operator") as client:
+            while status == 429:
+                async with client.stream("GET", "/api/stream") as answer:
+                    status = answer.status_code
+        assert status == 200
+
+
+async def test_who_falls_behind_is_told_of_a_gap_with_its_places_and_goes_on(house: House) -> None:
+    feed = Feed(house.app.store, house.app.clock, house.app.ids, house.bus, most=10)
+    running = asyncio.create_task(feed.run())
+    await feed.ready.wait()
+    head = (await house.office.heads())["session:mine-1"]
+    slow = feed.follow(feed.next, lambda told: told.session == "mine-1")
+    quick = feed.follow(feed.next, lambda _: True)
+    await write(house, "mine-1")
+    assert (await anext(slow)).seq == head + 1  # type: ignore[union-attr]
+    for _ in range(6):
+        await write(house, "mine-1", 5)
+        assert [type(await anext(quick)).__name__ for _ in range(5)] == ["Told"] * 5
+    gap = await anext(slow)
+    assert isinstance(gap, Gap)
+    assert gap.events == gap.lost["session:mine-1"].through - gap.lost["session:mine-1"].after  # type: ignore[index]
+    assert gap.lost["session:mine-1"].after == head + 1  # type: ignore[index]
+    after = await anext(slow)
+    assert after.seq == gap.lost["session:mine-1"].through + 1  # type: ignore[union-attr, index]
+    await slow.aclose()
+    await quick.aclose()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_a_place_is_written_as_it_is_read() -> None:
+    place = {"session:desk-1": 12, "session:desk-1/in": 3, "fleet": 0}
+    assert read_cursor(write_cursor(place)) == place
+
+
+@pytest.mark.parametrize("limits", [Limits(check=10 * SECOND, stall=QUICK.stall)])
+async def test_a_server_that_ends_tells_those_who_listen(house: House, limits: Limits) -> None:
+    async with listening(house, "viewer") as socket:
+        await heard(socket, 1)
+        await house.end()
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert socket.close_code == 1001

@@ -1,0 +1,289 @@
+"""Who is let in: one pure decision, tried with all that hostile pages and programs can send."""
+
+import pytest
+
+from halter.core.clock import HOUR, SECOND
+from halter.server.auth import (
+    COOKIE_LASTS,
+    Allowed,
+    Asked,
+    Rejected,
+    cookies_of,
+    door_of,
+    judge,
+    new_cookie,
+)
+from halter.server.tokens import Token, digest_of, new_secret, token_of
+
+NOW = 1_800_000_000 * SECOND
+SECRET = new_secret(lambda size: b"a" * size)
+OTHER_SECRET = new_secret(lambda size: b"b" * size)
+GONE_SECRET = new_secret(lambda size: b"c" * size)
+ADA = token_of(SECRET, "ada", "admin", NOW)
+BOB = token_of(OTHER_SECRET, "bob.b", "viewer", NOW, ["desk"])
+GONE = token_of(GONE_SECRET, "gone", "admin", NOW)
+DOOR = door_of("127.0.0.1", 8765, ["halter.example", "desk.example:9443"])
+HOST = ("host", "127.0.0.1:8765")
+OWN = ("origin", "http://127.0.0.1:8765")
+BEARER = ("authorization", f"Bearer {SECRET}")
+COOKIE = ("cookie", f"halter_8765={new_cookie(ADA, NOW)}")
+HTML = ("accept", "text/html,application/xhtml+xml")
+
+
+def cookie(token: Token, at: int = NOW, name: str = "halter_8765") -> tuple[str, str]:
+    return "cookie", f"{name}={new_cookie(token, at)}"
+
+
+def ask(*headers: tuple[str, str], kind: str = "http", method: str = "GET", path: str = "/api/home", query: str = ""):  # noqa: ANN201
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    asked = Asked("websocket" if kind == "websocket" else "http", method, path, query.encode(), raw)
+    return judge(asked, DOOR, [ADA, BOB], NOW)
+
+
+WS = {"kind": "websocket", "path": "/api/ws"}
+UI = {"kind": "websocket", "path": "/_nicegui_ws/socket.io/"}
+POST = {"method": "POST", "path": "/api/halts"}
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example", "evil.example:8765", "127.0.0.1", "127.0.0.1:8766", "127.0.0.1:80", "localhost",
+        "localhost:1", "localhost.:8765", "localhost.evil.example:8765", "127.0.0.1.evil.example:8765",
+        "evil.example#127.0.0.1:8765", "127.0.0.1:8765@evil.example", "user@127.0.0.1:8765", "0.0.0.0:8765",
+        "[::]:8765", "[::1]", "::1:8765", "127.1:8765", "2130706433:8765", "0x7f.1:8765", "127.0.0.2:8765", "",
+        "127.0.0.1:8765, evil.example", "127.0.0.1:8765/", "http://127.0.0.1:8765", "127.0.0.1:08765",
+        "halter.example:1", "desk.example", "desk.example:8765", "sub.halter.example", "halter.example.evil",
+        "127.0.0.1:8765\x00",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("way", [{}, POST, WS, UI, {"path": "/login"}, {"path": "/hooks/desk/in", "method": "POST"}])
+def test_who_asks_for_another_host_is_refused_whatever_they_bring(host: str, way: dict[str, str]) -> None:
+    answer = ask(("host", host), BEARER, **way)
+    assert isinstance(answer, Rejected)
+    assert answer.status == 421
+
+
+@pytest.mark.parametrize("hosts", [(), (HOST, HOST), (HOST, ("host", "evil.example")), (("host", "evil"), HOST)])
+def test_a_request_without_one_host_is_refused(hosts: tuple[tuple[str, str], ...]) -> None:
+    answer = ask(*hosts, BEARER)
+    assert isinstance(answer, Rejected)
+    assert answer.status == 400
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:8765", "localhost:8765", "LOCALHOST:8765", "[::1]:8765", "halter.example", "halter.example:8765",
+     "desk.example:9443"],
+)  # fmt: skip
+def test_the_names_of_the_server_itself_are_good(host: str) -> None:
+    assert ask(("host", host), BEARER) == Allowed(ADA)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example", "https://evil.example", "null", "NULL", "", "http://localhost", "http://localhost:8766",
+        "http://127.0.0.1:8765.evil.example", "http://evil.example/127.0.0.1:8765", "file://", "file://127.0.0.1:8765",
+        "chrome-extension://abcdef", "ws://127.0.0.1:8765", "javascript://127.0.0.1:8765", "127.0.0.1:8765",
+        "http://127.0.0.1:8765/", "http://127.0.0.1:8765@evil.example", "http://user@127.0.0.1:8765",
+        "http://127.0.0.1:8765 http://evil.example", "http://0.0.0.0:8765", "data:", "about:blank",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("proof", [BEARER, COOKIE])
+@pytest.mark.parametrize("way", [{}, POST, WS, UI])
+def test_what_comes_from_a_foreign_page_is_refused(origin: str, proof: tuple[str, str], way: dict[str, str]) -> None:
+    answer = ask(HOST, ("origin", origin), proof, **way)
+    assert isinstance(answer, Rejected)
+    assert answer.status == 403
+
+
+def test_two_origins_are_none() -> None:
+    assert isinstance(ask(HOST, OWN, OWN, BEARER), Rejected)
+    assert isinstance(ask(HOST, OWN, ("origin", "http://evil.example"), BEARER), Rejected)
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "CROSS-SITE", "anything"])
+@pytest.mark.parametrize("way", [{}, POST, WS, UI, {"path": "/"}, {"path": "/_nicegui/3/static/x.js"}])
+def test_what_a_browser_says_is_asked_by_another_page_is_refused(site: str, way: dict[str, str]) -> None:
+    """To a browser every port of this machine is the same site, and its pages are sent our cookie."""
+    assert isinstance(ask(HOST, ("sec-fetch-site", site), COOKIE, **way), Rejected)
+
+
+def test_a_person_may_follow_a_link_to_a_page_but_not_to_an_answer_of_the_api() -> None:
+    link = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")]
+    assert isinstance(ask(HOST, COOKIE, *link, path="/fleet"), Allowed)
+    assert isinstance(ask(HOST, COOKIE, *link), Rejected)
+    assert isinstance(ask(HOST, COOKIE, *link, path="/logout", method="POST"), Rejected)
+    frame = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")]
+    assert isinstance(ask(HOST, COOKIE, *frame, path="/fleet"), Rejected)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("authorization", "")],
+        [("authorization", "Bearer")],
+        [("authorization", "Bearer ")],
+        [("authorization", SECRET)],
+        [("authorization", f"Basic {SECRET}")],
+        [("authorization", f"Token {SECRET}")],
+        [("authorization", f"Bearer {SECRET}x")],
+        [("authorization", f"Bearer {SECRET[:-1]}")],
+        [("authorization", f"Bearer {SECRET.upper()}")],
+        [("authorization", f"Bearer {GONE_SECRET}")],
+        [("authorization", f"Bearer {digest_of(SECRET)}")],
+        [("authorization", f"Bearer {ADA.name}")],
+        [("authorization", f"Bearer {SECRET}, Bearer {OTHER_SECRET}")],
+        [("authorization", f"Bearer {SECRET}\x00")],
+        [("authorization", "Bearer halter_" + "é" * 43)],
+        [BEARER, BEARER],
+        [BEARER, ("authorization", f"Bearer {GONE_SECRET}")],
+        [("x-authorization", f"Bearer {SECRET}")],
+        [("x-forwarded-user", "ada")],
+        [("halter.token", SECRET)],
+        [("cookie", f"halter_8765={SECRET}")],
+        [("cookie", "halter_8765=")],
+        [("cookie", "halter_8765=ada")],
+        [("cookie", "halter_8765=ada.99999999999.")],
+        [("cookie", f"halter_8765=ada.99999999999.{'0' * 64}")],
+        [("cookie", f"halter_8765=ada.-1.{'0' * 64}")],
+        [("cookie", f"halter_8765=ada.99999999999999999999.{'0' * 64}")],
+        [("cookie", f"halter_8765=ada.9999é99.{'0' * 64}")],
+        [("cookie", f"halter_8765={new_cookie(ADA, NOW)[:-1]}")],
+        [("cookie", f"halter_8765={new_cookie(ADA, NOW).replace('ada', 'bob.b')}")],
+        [("cookie", f"halter_8765=root.{new_cookie(ADA, NOW).partition('.')[2]}")],
+        [cookie(GONE)],
+        [cookie(ADA, NOW - COOKIE_LASTS)],
+        [cookie(ADA, NOW - 30 * 24 * HOUR)],
+        [cookie(ADA, name="halter_8766")],
+        [cookie(ADA, name="Halter_8765")],
+        [COOKIE, COOKIE],
+        [COOKIE, cookie(BOB)],
+        [("cookie", f"halter_8765={new_cookie(ADA, NOW)}; halter_8765=x")],
+        [BEARER, cookie(BOB)],
+        [BEARER, cookie(GONE)],
+        [COOKIE, ("authorization", f"Bearer {OTHER_SECRET}")],
+        [COOKIE, ("authorization", f"Bearer {GONE_SECRET}")],
+        [COOKIE, ("authorization", "Basic YWRhOmFkYQ==")],
+    ],
+)
+@pytest.mark.parametrize("way", [{}, WS, UI, {"path": "/", "method": "GET"}, {**POST}, {"path": "/_nicegui/x"}])
+def test_who_does_not_say_clearly_who_they_are_is_refused(headers: list[tuple[str, str]], way: dict[str, str]) -> None:
+    answer = ask(HOST, OWN, *headers, **way)
+    assert isinstance(answer, Rejected)
+    assert answer.status in {400, 401}
+
+
+@pytest.mark.parametrize("query", [f"token={SECRET}", f"access_token={SECRET}", f"a=1&TOKEN={SECRET}"])
+@pytest.mark.parametrize("way", [{}, WS, POST, {"path": "/"}])
+def test_a_token_in_an_address_is_never_taken(query: str, way: dict[str, str]) -> None:
+    answer = ask(HOST, OWN, query=query, **way)
+    assert isinstance(answer, Rejected)
+    assert "ends up in logs" in answer.sentence
+
+
+@pytest.mark.parametrize(
+    ("headers", "way"),
+    [
+        ([COOKIE], POST),
+        ([COOKIE], {"method": "DELETE"}),
+        ([COOKIE], {"method": "PUT"}),
+        ([COOKIE], {"method": "PATCH"}),
+        ([COOKIE, BEARER], POST),
+        ([COOKIE, ("referer", "http://127.0.0.1:8765/")], POST),
+        ([COOKIE, ("sec-fetch-site", "none")], POST),
+        ([COOKIE], WS),
+        ([COOKIE], UI),
+        ([COOKIE, ("sec-fetch-site", "same-origin")], WS),
+        ([COOKIE], {"method": "POST", "path": "/logout"}),
+        ([], {"method": "POST", "path": "/login"}),
+        ([("sec-fetch-site", "none")], {"method": "POST", "path": "/login"}),
+        ([("cookie", "halter_8765=stale")], {"method": "POST", "path": "/login"}),
+        ([BEARER], {"method": "POST", "path": "/login"}),
+        ([BEARER], {"method": "POST", "path": "/logout"}),
+    ],
+)
+def test_where_a_browser_could_speak_for_a_person_unasked_a_page_of_ours_must_ask(
+    headers: list[tuple[str, str]], way: dict[str, str]
+) -> None:
+    answer = ask(HOST, *headers, **way)
+    assert isinstance(answer, Rejected)
+    assert answer.status == 403
+    assert not isinstance(ask(HOST, OWN, *[each for each in headers if each[0] != "sec-fetch-site"], **way), Rejected)
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PROPFIND", "get", ""])
+def test_a_way_of_asking_that_nobody_needs_is_refused(method: str) -> None:
+    assert isinstance(ask(HOST, BEARER, method=method), Rejected)
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        ("/login/../api/home", "GET"), ("/login/", "GET"), ("/login/other.js", "GET"), ("/LOGIN", "GET"),
+        ("/healthz/x", "GET"), ("/healthz", "POST"), ("/hooks/desk/in", "GET"), ("/hooks/desk", "POST"),
+        ("/hooks/desk/in/more", "POST"), ("/hooks//in", "POST"), ("/hooks/../api/halts", "POST"), ("/hooks/", "POST"),
+        ("//login", "GET"), ("/login", "PUT"), ("/api/login", "POST"), ("/api/openapi.json", "GET"), ("/docs", "GET"),
+        ("/logout", "POST"), ("/hooks/a/b\n", "POST"), ("", "GET"), ("/api", "GET"), ("/_nicegui/login", "GET"),
+    ],
+)  # fmt: skip
+def test_only_a_few_exact_paths_are_open_to_nobody_in_particular(path: str, method: str) -> None:
+    answer = ask(HOST, OWN, path=path, method=method)
+    assert isinstance(answer, Rejected)
+    assert answer.status == 401
+
+
+@pytest.mark.parametrize("path", ["/login", "/login/login.js", "/login/login.css", "/healthz"])
+@pytest.mark.parametrize("more", [[], [("cookie", "halter_8765=stale")], [("authorization", "Bearer nonsense")]])
+def test_the_login_and_the_sign_of_life_are_open_even_to_a_stale_cookie(path: str, more: list[tuple[str, str]]) -> None:
+    assert ask(HOST, *more, path=path) == Allowed()
+
+
+def test_a_delivery_brings_a_token_of_its_own() -> None:
+    own = ("authorization", "Bearer a-token-of-the-webhook")
+    assert ask(HOST, own, path="/hooks/desk/in", method="POST") == Allowed()
+    assert isinstance(ask(HOST, ("origin", "http://evil.example"), own, path="/hooks/a/b", method="POST"), Rejected)
+
+
+def test_people_are_shown_the_way_in_and_programs_are_told() -> None:
+    for path, to_login in (("/", True), ("/session/desk-1", True), ("/api/home", False)):
+        answer = ask(HOST, HTML, path=path)
+        assert isinstance(answer, Rejected)
+        assert (answer.status, answer.to_login) == (401, to_login)
+    answer = ask(HOST, HTML, OWN, path="/", kind="websocket")
+    assert isinstance(answer, Rejected)
+    assert not answer.to_login
+
+
+def test_who_is_let_in_is_named() -> None:
+    until = (NOW + COOKIE_LASTS) // SECOND * SECOND
+    assert ask(HOST, BEARER) == Allowed(ADA)
+    assert ask(HOST, ("authorization", f"bearer {OTHER_SECRET}")) == Allowed(BOB)
+    assert ask(HOST, COOKIE) == ask(HOST, COOKIE, BEARER) == Allowed(ADA, until)
+    assert ask(HOST, cookie(BOB)) == Allowed(BOB, until)
+    assert ask(HOST, ("cookie", "a=b"), COOKIE, ("cookie", "c=d; halter_1=x")) == Allowed(ADA, until)
+    assert ask(HOST, COOKIE, OWN, **POST) == Allowed(ADA, until)
+    assert ask(HOST, COOKIE, ("sec-fetch-site", "same-origin"), **POST) == Allowed(ADA, until)
+    assert ask(HOST, BEARER, **POST) == ask(HOST, BEARER, **WS) == Allowed(ADA)
+    assert ask(HOST, COOKIE, OWN, **WS) == ask(HOST, COOKIE, ("origin", "https://halter.example"), **UI)
+
+
+def test_a_cookie_dies_with_its_token_even_if_the_name_is_given_again() -> None:
+    again = token_of(GONE_SECRET, "ada", "admin", NOW)
+    asked = Asked("http", "GET", "/api/home", b"", [(b"host", HOST[1].encode()), (b"cookie", COOKIE[1].encode())])
+    assert isinstance(judge(asked, DOOR, [again], NOW), Rejected)
+    assert isinstance(judge(asked, DOOR, [], NOW), Rejected)
+
+
+def test_an_address_for_all_addresses_is_no_name_of_the_server() -> None:
+    for host in ("0.0.0.0", "::", ""):  # noqa: S104 It is what must not become a name.
+        assert door_of(host, 8765).hosts == {"localhost:8765", "127.0.0.1:8765", "[::1]:8765"}
+    assert "[fe80::1]:8765" in door_of("fe80::1", 8765).hosts
+    assert {"localhost", "localhost:80"} <= door_of("127.0.0.1", 80).hosts
+
+
+def test_cookies_are_found_by_their_whole_name() -> None:
+    assert cookies_of(["a=1; halter_1=x; b=2", "halter_1=y"], "halter_1") == ["x", "y"]
+    assert cookies_of(["xhalter_1=x; halter_12=y; halter_1 =z"], "halter_1") == []
