@@ -55,7 +55,7 @@ async def test_nothing_but_the_login_is_shown_to_nobody(house: House, path: str)
         api = path.startswith("/api")
         assert (page.status_code, page.headers.get("location")) == ((401, None) if api else (303, "/login"))
         assert (await client.get("/login")).status_code == 200
-        assert (await client.get("/healthz")).text == "ok\n"
+        assert (await client.get("/healthz")).text == "halter is here\n"
 
 
 async def test_every_answer_keeps_browsers_from_doing_more_with_it(house: House) -> None:

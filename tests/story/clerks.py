@@ -7,6 +7,7 @@ from typing import Final
 
 from halter.app import App, open_app
 from halter.app.runs import make, tell
+from halter.cli.tokens import made
 from halter.config.trust import Trust, folder_digest
 from halter.core.clock import DAY, HOUR
 from halter.core.events import (
@@ -77,6 +78,7 @@ def furnish(home: Path) -> None:
         (home / name).write_text(text)
     trust = Trust(home / "config" / "halter" / "trust.json")
     trust.trust(home / "clerk", folder_digest(home / "clerk"), "ada", 0)
+    made(read_settings(environ, home), "carol", "viewer")
     asyncio.run(_filled(environ, home))
 
 

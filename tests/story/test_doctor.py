@@ -181,7 +181,7 @@ def test_sensors_are_tried_as_far_as_that_does_nothing(doctor: Doctor) -> None:
 async def test_a_port_is_free_taken_by_another_program_or_ours() -> None:
     async def halter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
-        writer.write(b'HTTP/1.1 200 OK\r\n\r\n{"halter": "0.6.0"}')
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nhalter is here\n")
         writer.close()
 
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -201,11 +201,8 @@ async def test_a_port_is_free_taken_by_another_program_or_ours() -> None:
 
 
 def test_a_list_of_tokens_that_others_may_read_is_a_problem(tmp_path: Path) -> None:
-    class Later(Settings, frozen=True):
-        tokens: Path | None = None
-
     file = tmp_path / "tokens.json"
-    settings = Later("memory:", tmp_path, tmp_path, "ada", tokens=file)
+    settings = Settings("memory:", tmp_path, tmp_path, "ada", tokens=file)
     assert machine.tokens(settings) is None
     file.write_text("[]")
     file.chmod(0o644)

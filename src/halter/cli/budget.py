@@ -49,7 +49,10 @@ def _default(
 
 
 def show(*, store: StoreOption = None, as_json: JsonOption = False, everything: EverythingOption = False) -> None:
-    """Show every cap that counts now, what is spent and held against it, and what the last day was spent on."""
+    """Show every cap that counts now, what is spent and held against it, and what the last day was spent on.
+
+    A hold is money kept back for a call or a request that is under way; it is settled with what that really cost.
+    """
     found = with_app(store, lambda app: money.budgets(desk_of(app), everything=everything))
     if as_json:
         answer_json(found)
@@ -97,7 +100,10 @@ def raise_cap(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Raise a cap, for its present window or for a session's whole life. Recorded with your name."""
+    """Raise a cap, for its present window or for a session's whole life. Recorded with your name.
+
+    What waits for more money in that scope goes on by itself.
+    """
     _change("raise", scope, cap, window, reason, store, as_json=as_json)
 
 
@@ -110,7 +116,10 @@ def lower_cap(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Lower a cap, also below what is spent already: then nothing more is admitted. Recorded with your name."""
+    """Lower a cap, also below what is spent already: then nothing more is admitted. Recorded with your name.
+
+    What is under way is not stopped by it: `halter halt` does that.
+    """
     _change("lower", scope, cap, window, reason, store, as_json=as_json)
 
 

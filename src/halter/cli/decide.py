@@ -82,7 +82,10 @@ def approve(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say yes: to exactly what was asked, once; to other arguments; always; or to a higher cap."""
+    """Say yes: to exactly what was asked, once; to other arguments; always; or to a higher cap.
+
+    A yes counts for the very call that was shown, and only until it expires. `halter inbox` shows what waits.
+    """
     if sum((edit != "", always, cap != "")) > 1:
         fail("--edit, --always and --cap are three different answers: give one of them.", WRONG_USE)
     if not always and (match or scope or lasts):
@@ -106,7 +109,10 @@ def deny(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say no."""
+    """Say no.
+
+    The model is told that you said no, and may try another way. Your reason stands in the journal and in the receipt.
+    """
     _tell(with_app(store, lambda app: decisions.deny(desk_of(app), decision, reason)), as_json=as_json)
 
 

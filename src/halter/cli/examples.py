@@ -15,7 +15,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "play": ("halter play clerk/welcome.yaml --input who=Ada",),
     "demo": ("halter demo", "halter demo --night-only --json"),
     "up": ("halter up clerk", "halter up clerk --json"),
-    "serve": ("halter serve clerk", "halter serve clerk --listen 127.0.0.1:9000"),
+    "serve": ("halter serve", "halter serve clerk --json"),
     "on": ("halter on clerk", 'halter on ./clerk --reason "back from holiday"'),
     "off": ('halter off clerk --reason "too many letters"',),
     "sessions": ("halter sessions", "halter sessions --limit 5 --json"),
@@ -61,10 +61,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "drill": ("halter drill race --seeds 5", "halter drill tamper --json"),
     "doctor": ("halter doctor", "halter doctor clerk --json"),
     "schema": ("halter schema agent > agent.schema.json",),
-    "tokens": ("halter tokens",),
-    "tokens list": ("halter tokens list --json",),
-    "tokens add": ("halter tokens add phone --role approver", "halter tokens add ben --role viewer --agent clerk"),
-    "tokens remove": ("halter tokens remove phone",),
+    "tokens": ("halter tokens", "halter tokens add bob --role approver --agent clerk"),
+    "tokens list": ("halter tokens --json",),
+    "tokens add": ("halter tokens add ada --role admin", "halter tokens add bob --role approver --agent clerk"),
+    "tokens remove": ("halter tokens remove carol",),
     "trust": ("halter trust clerk",),
 }
 """What can be typed, by the name of its command. Each of them is run by a test."""

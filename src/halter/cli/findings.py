@@ -29,7 +29,11 @@ def show(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what sessions found, the newest first, with what was checked of it."""
+    """List what sessions found, the newest first, with what was checked of it.
+
+    A quote was looked for in its document, and where the agent has judges, somebody else than its author looked at
+    it.
+    """
 
     async def job(app: App) -> "Sequence[Left]":
         from halter.app.desk.left import findings
@@ -46,7 +50,10 @@ def keep(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep it."""
+    """Keep it.
+
+    It stays on the list as kept, with your name and reason.
+    """
     settle(id, "kept", "findings", reason, store, as_json=as_json)
 
 
@@ -57,5 +64,8 @@ def dismiss(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Dismiss it."""
+    """Dismiss it.
+
+    It stays on the list as dismissed, with your name and reason; nothing is deleted.
+    """
     settle(id, "dismissed", "findings", reason, store, as_json=as_json)

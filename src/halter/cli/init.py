@@ -28,7 +28,11 @@ def init(
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Its name, if not that of the folder.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Write a new agent: its file, its instructions and a tool. Nothing that is there already is touched."""
+    """Write a new agent: its file, its instructions and a tool. Nothing that is there already is touched.
+
+    It works at once, by rules and offline; with --model it thinks with that model. What was written is trusted as
+    it is.
+    """
     from halter.config.starter import starter
 
     called, thinks = _name(name, folder), _model(model)

@@ -109,7 +109,11 @@ def erase(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase what was said in sessions that have ended, for good. What happened, and its chain, stay."""
+    """Erase what was said in sessions that have ended, for good. What happened, and its chain, stay.
+
+    It asks first, unless --yes is given. Leaves with 1 if a session could not be erased, such as one that still
+    runs.
+    """
     if bool(session) == bool(older_than):
         fail("Name either sessions (--session ID) or an age (--older-than 90d).", WRONG_USE)
     age = duration(older_than) if older_than else 0

@@ -25,7 +25,11 @@ def sessions(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List sessions, the newest first."""
+    """List sessions, the newest first.
+
+    Each with its state, why it ended, and when it has its next turn. Its id, or the beginning of it, names it
+    elsewhere.
+    """
 
     async def job(app: App) -> tuple[Sequence[SessionRow], int]:
         return await looking.sessions(desk_of(app), limit=limit), app.clock.now()
@@ -60,7 +64,10 @@ def next_due(row: SessionRow, now: int) -> str:
 
 
 def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show every event of a session, in order."""
+    """Show every event of a session, in order.
+
+    That is all that is known of it: nothing happened that does not stand here. What was erased is marked as such.
+    """
     events = with_app(store, lambda app: _events(app, session))
     if as_json:
         answer_json([as_object(stored) for stored in events])

@@ -40,7 +40,10 @@ def play(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a playbook through the guard, call by call. It waits where a person has to decide, and survives a crash."""
+    """Run a playbook through the guard, call by call. It waits where a person has to decide, and survives a crash.
+
+    A playbook is a list of calls in YAML; no model is asked. Leaves with 1 if a step was refused or failed.
+    """
     given = _given(inputs or [])
     folder = agent or _folder_of(playbook)
 

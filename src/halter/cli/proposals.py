@@ -41,7 +41,10 @@ def build() -> typer.Typer:
 
 
 def show(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List memories and precedents that agents propose, the newest first, with what became of them."""
+    """List memories and precedents that agents propose, the newest first, with what became of them.
+
+    No session is told of one before somebody has kept it.
+    """
     from halter.app.desk.left import proposals
 
     found = with_app(store, lambda app: proposals(desk_of(app)))
@@ -78,7 +81,10 @@ def keep(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep it: later sessions of its agent are told of it."""
+    """Keep it: later sessions of its agent are told of it.
+
+    They are told of what was kept last, as far as it fits; `promote` lets all of them read it always.
+    """
     settle(id, "kept", "proposals", reason, store, as_json=as_json)
 
 
@@ -89,7 +95,10 @@ def dismiss(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Dismiss it: no session is told of it."""
+    """Dismiss it: no session is told of it.
+
+    It stays on the list as dismissed, with your name and reason.
+    """
     settle(id, "dismissed", "proposals", reason, store, as_json=as_json)
 
 
@@ -113,7 +122,10 @@ def promote(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write it into the agent's own AGENTS.md, which all of its sessions read. It is shown and asked about first."""
+    """Write it into the agent's own AGENTS.md, which all of its sessions read. It is shown and asked about first.
+
+    It is settled as promoted, with your name and reason. What stands in the file already is kept.
+    """
     if as_json and not yes:
         fail("Nobody can be asked here: add --yes, if you have looked at it.", WRONG_USE)
 

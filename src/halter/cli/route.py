@@ -27,7 +27,11 @@ def route(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which way a message to an agent would take, and why. Nothing is done, and nothing is written down."""
+    """Show which way a message to an agent would take, and why. Nothing is done, and nothing is written down.
+
+    What needs no model, such as sums, dates and commands, is answered without one: this tells which rule decides
+    it.
+    """
     folder = folder_of(agent)
     name, found = saying_errors(lambda: _routed(folder, text, store))
     if as_json:

@@ -76,7 +76,10 @@ def end(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take an "always" back: from now on such calls are asked about again."""
+    """Take an "always" back: from now on such calls are asked about again.
+
+    The beginning of its id will do. Leaves with 1 if the rule was over already.
+    """
     row = with_app(store, lambda app: desk_rules.end(desk_of(app), rule, reason))
     if as_json:
         answer_json({"subject": row.rule, "done": True})

@@ -51,7 +51,10 @@ def show(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List schedules, watches and webhooks: when they run next, what they last did, and what waits there."""
+    """List schedules, watches and webhooks: when they run next, what they last did, and what waits there.
+
+    Those of a file appear when `halter up` has read it; those that you agreed to in a chat stand here alone.
+    """
     from halter.app.desk import triggers
     from halter.app.planned import Plan
 
@@ -104,7 +107,10 @@ def run(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a trigger now, here, on the same path that its time or a document takes. Leaves with 1 if it fails."""
+    """Run a trigger now, here, on the same path that its time or a document takes. Leaves with 1 if it fails.
+
+    The agent's folder is looked for here: name it with --agent if it lies elsewhere.
+    """
     name, _, own = trigger.partition("/")
     folder = next((each for each in (agent, agent / name) if (each / AGENT_FILE).is_file()), None)
     if not own:
@@ -140,7 +146,10 @@ def run(
 def cancel(
     trigger: TriggerArgument, *, reason: ReasonOption = "", store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
-    """Let a trigger start nothing any more. One that stands in an agent's file is removed there."""
+    """Let a trigger start nothing any more. One that stands in an agent's file is removed there.
+
+    What it has started goes on: `halter cancel SESSION` ends that.
+    """
 
     async def job(app: App) -> None:
         from halter.app.desk import triggers
@@ -160,7 +169,11 @@ def retry(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a document be tried anew that was left to you."""
+    """Let a document be tried anew that was left to you.
+
+    A document is left to you when it cannot be read, or was tried too often. Its name, or the beginning of its
+    digest, will do.
+    """
 
     async def job(app: App) -> str:
         from halter.app.desk import triggers

@@ -16,7 +16,10 @@ def schema(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the JSON Schema of agent.yaml or halter.yaml, for an editor that completes keys and marks mistakes."""
+    """Print the JSON Schema of agent.yaml or halter.yaml, for an editor that completes keys and marks mistakes.
+
+    Write agent or fleet. Every key that Halter knows is in it, with what it means and what holds if it is left out.
+    """
     from halter.config.schema import agent_schema, fleet_schema
 
     _ = as_json  # A schema is JSON in any case.

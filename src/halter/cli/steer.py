@@ -24,7 +24,11 @@ from halter.core.durations import shown_duration
 def halt(
     scope: ScopeArgument, *, reason: ReasonOption = "", store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
-    """Stop everything in a scope: nothing starts, and what is in flight is cancelled within a second."""
+    """Stop everything in a scope: nothing starts, and what is in flight is cancelled within a second.
+
+    It holds for every process on the store, and until somebody resumes the scope. `halter halt fleet` stops all
+    agents.
+    """
     known = with_app(store, lambda app: steering.halt(desk_of(app), scope, reason))
     if as_json:
         answer_json({"subject": scope, "done": True, "known": known})
@@ -44,7 +48,10 @@ def resume(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a halted scope act again. After a halt of the fleet, its sessions come back over a minute."""
+    """Let a halted scope act again. After a halt of the fleet, its sessions come back over a minute.
+
+    Leaves with 1 if the scope was not halted.
+    """
     wanted = duration(over) if over else None
     ramp = with_app(store, lambda app: steering.resume(desk_of(app), scope, wanted, reason))
     if as_json:

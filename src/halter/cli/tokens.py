@@ -30,7 +30,11 @@ def build() -> typer.Typer:
 
 
 def show(*, as_json: JsonOption = False) -> None:
-    """List the tokens. What they are is not kept: a lost one is removed, and another made."""
+    """List the tokens. What they are is not kept: a lost one is removed, and another made.
+
+    Each with its role, and with the agents that it sees: a viewer looks, an approver decides and stops, an operator
+    steers and spends, an admin does all of it.
+    """
     from halter.server.tokens import shown
 
     tokens = saying_errors(lambda: file_of(settings_for(None)).tokens())
@@ -53,7 +57,10 @@ def add(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token. It is shown once, now; it counts at once, also where a server runs."""
+    """Make a token. It is shown once, now; it counts at once, also where a server runs.
+
+    Its name stands in every event that it brings about. With --agent all other agents do not exist for it.
+    """
     from halter.server.tokens import shown
 
     secret, token = saying_errors(lambda: made(_of_a_person(), name, role, agent or ()), WRONG_USE)
@@ -76,7 +83,10 @@ def made(settings: Settings, name: str, role: str, agents: Sequence[str] = ()) -
 
 
 def remove(name: NameArgument, *, as_json: JsonOption = False) -> None:
-    """End a token: from this moment it opens nothing, and what it has open is closed within seconds."""
+    """End a token: from this moment it opens nothing, and what it has open is closed within seconds.
+
+    That is what to do with a token that was lost. Leaves with 2 if there is none of that name.
+    """
     was_there = saying_errors(lambda: file_of(_of_a_person()).remove(name))
     if not was_there:
         fail(f"There is no token called {name!r}: look at `halter tokens`.", WRONG_USE)

@@ -246,7 +246,10 @@ async def _costs(app: App, folder: Path, name: str, *, as_json: bool) -> dict[st
 def off(
     agent: NamedArgument, *, reason: ReasonOption = "", store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
-    """Switch an agent off: its session is stopped within a second, and none begins until it is switched on."""
+    """Switch an agent off: its session is stopped within a second, and none begins until it is switched on.
+
+    It works from anywhere that reaches the store, whichever process runs the agent, and also if its file is broken.
+    """
 
     async def job(app: App) -> tuple[str, bool, Sequence[str]]:
         from halter.app.desk.steering import switch

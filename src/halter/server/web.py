@@ -116,7 +116,7 @@ def _add_rest(api: "FastAPI", app: App, bus: Bus) -> None:
     from starlette.responses import PlainTextResponse
 
     async def alive() -> PlainTextResponse:
-        return PlainTextResponse("ok\n")
+        return PlainTextResponse("halter is here\n")
 
     async def nothing() -> None:
         raise HTTPException(404)

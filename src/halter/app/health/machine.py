@@ -106,7 +106,7 @@ async def _is_halter(host: str, number: int) -> bool:
 
 def tokens(settings: Settings) -> Check | None:
     """Tell whether others may read who may come in."""
-    path: Path | None = getattr(settings, "tokens", None)
+    path = settings.tokens
     if path is None or not path.exists():
         return None
     if path.stat().st_mode & PRIVATE:
