@@ -35,13 +35,9 @@ def page() -> str:
 
 def _described() -> Described:
     """Let the API describe itself."""
-    from fastapi import FastAPI
+    from halter.server.api import description
 
-    from halter.server.api import add_api
-
-    api = FastAPI(title="Halter")
-    add_api(api)
-    return api.openapi()
+    return description()
 
 
 def _way(method: str, path: str, way: Described, described: Described) -> str:
