@@ -16,7 +16,7 @@ from halter.server.dashboard.live import Grown
 from halter.server.dashboard.parts import Kept, box, button, cell, fill, meter, part, table
 from halter.server.dashboard.plot import Plot
 from halter.server.dashboard.room import Refresh, Room
-from halter.server.dashboard.spent import amount, cap_of, share
+from halter.server.dashboard.spent import amount, cap_of, current, share
 
 COLUMNS = ("scope", "window", "cap", "spent", "held", "left", "used", "change")
 NUMBERS = ("cap", "spent", "held", "left")
@@ -33,9 +33,9 @@ async def budgets(room: Room) -> Refresh:
         lines = Kept[BudgetRow](table("Caps", COLUMNS, NUMBERS), lambda row: _row(room, row))
 
     async def refresh(grown: Grown) -> None:
-        if not grown.anything:
+        if not grown.written:
             return
-        rows = (await money.budgets(room.desk)).budgets
+        rows = await current(room)
         lines.show({(row.scope, row.window, row.unit): row for row in rows})
         scopes = ["fleet", *sorted({row.scope for row in rows if row.scope.startswith("agent:")})]
         if whose.options != scopes:

@@ -27,7 +27,7 @@ async def findings(room: Room) -> Refresh:
         )
 
     async def refresh(grown: Grown) -> None:
-        if grown.anything:
+        if grown.written:
             found.show({one.id: one for one in (await left.findings(room.desk))[:MOST]})
             proposed.show({one.id: one for one in (await left.proposals(room.desk))[:MOST]})
 
@@ -41,7 +41,7 @@ def _card(room: Room, one: Left, among: Among) -> Callable[[Left], None]:
             if one.severity:
                 chip(one.severity, "bad" if one.severity in URGENT else "look")
             chip(one.about)
-            status = chip(_status(one), "good")
+            status = chip(_status(one))
             words(moment(one.at, room.now), "h-dim")
         words(one.text).style("white-space: pre-wrap")
         words("; ".join(_more(one)), "h-dim h-text")
@@ -65,9 +65,8 @@ def _status(one: Left) -> str:
 
 
 def _more(one: Left) -> list[str]:
-    quote = f"quote {one.support}" if one.support else ""
     seen = f"seen {one.observed_count} times" if one.observed_count > 1 else ""
-    return [each for each in (one.agent, quote, one.review and f"review: {one.review}", seen) if each]
+    return [each for each in (one.agent, one.support, one.review and f"review: {one.review}", seen) if each]
 
 
 async def _settle(room: Room, one: Left, status: Settled, among: Among) -> None:

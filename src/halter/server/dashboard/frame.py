@@ -7,6 +7,7 @@ from nicegui.element import Element
 from halter.app.desk import looking, steering
 from halter.app.words.moments import moment
 from halter.core.durations import parse_duration, shown_duration
+from halter.core.ids import FLEET
 from halter.core.rows import HaltRow
 from halter.core.text import counted
 from halter.server.dashboard.asking import REASON, Field, Given, ask
@@ -39,7 +40,8 @@ async def framed(room: Room, title: str, here: str, build: Build) -> None:
         refresh = await build(room)
 
     async def refreshed(grown: Grown) -> None:
-        await _show_halts(room, halts)
+        if grown.of(FLEET):
+            await _show_halts(room, halts)
         await refresh(grown)
 
     await _show_halts(room, halts)

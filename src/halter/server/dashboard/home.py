@@ -6,7 +6,7 @@ from datetime import UTC, datetime, time, timedelta
 import msgspec
 from nicegui.element import Element
 
-from halter.app.desk import looking, money
+from halter.app.desk import looking
 from halter.app.desk.waiting import Waiting, waiting
 from halter.app.report import Report
 from halter.app.words.moments import moment, written
@@ -17,7 +17,7 @@ from halter.server.dashboard.deciding import card
 from halter.server.dashboard.live import Grown
 from halter.server.dashboard.parts import Kept, box, facts, listing, part, words
 from halter.server.dashboard.room import Refresh, Room
-from halter.server.dashboard.spent import bar
+from halter.server.dashboard.spent import bar, current
 
 EVENING = 18
 
@@ -26,19 +26,19 @@ async def home(room: Room) -> Refresh:
     """Put the page together."""
     with part("Needs you"):
         cards = Kept[Waiting](box("div", "h-cards"), lambda one: card(room, one), "Nothing needs you.")
+    night = part("Last night", card=True)
     with box("div", "h-two"):
-        night = part("Last night", card=True)
         caps = part("Spent against caps", card=True)
-    with part("Told", card=True):
-        told = Kept[looking.News](box("ul", "h-events"), lambda one: _told(room, one), "Nothing was told.")
+        with part("Told", card=True):
+            told = Kept[looking.News](box("ul", "h-list"), lambda one: _told(room, one), "Nothing was told.")
     bars = Kept[BudgetRow](caps, bar, "Nothing was spent yet.")
     seen: list[Report] = []
 
     async def refresh(grown: Grown) -> None:
         cards.show({one.decision: one for one in await waiting(room.desk)})
-        if grown.anything or not seen:
+        if grown.written or not seen:
             await _show_night(room, night, seen)
-            rows = (await money.budgets(room.desk)).budgets
+            rows = await current(room)
             bars.show({(row.scope, row.window): row for row in rows if row.unit == "usd"})
             news = await looking.told(room.desk, yesterday(room.now))
             told.show({(one.queued_at, one.agent, one.subject): one for one in news})
@@ -79,8 +79,8 @@ def _without_time(made: Report) -> Report:
 
 
 def _told(room: Room, one: looking.News) -> Callable[[looking.News], None]:
-    with box("li"):
-        words(moment(one.queued_at, room.now), "h-at")
-        words(one.agent, "h-kind")
+    with box("li", "h-row"):
+        words(moment(one.queued_at, room.now), "h-dim")
+        words(one.agent, "h-what")
         words(one.subject)
     return lambda _: None

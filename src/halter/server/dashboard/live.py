@@ -35,7 +35,16 @@ class Grown(msgspec.Struct, frozen=True):
     @property
     def anything(self) -> bool:
         """Tell whether there was any news, and not only time that passed."""
-        return self.everything or bool(self.streams) or bool(self.pulses)
+        return self.written or bool(self.pulses)
+
+    @property
+    def written(self) -> bool:
+        """Tell whether anything was written down, and not only read by a sensor or said."""
+        return self.everything or bool(self.streams)
+
+    def of(self, stream: StreamId) -> bool:
+        """Tell whether a stream may have grown."""
+        return self.everything or stream in self.streams
 
 
 class Ear:

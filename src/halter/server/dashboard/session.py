@@ -43,7 +43,7 @@ async def session(room: Room, name: str) -> Refresh:
 
     async def refresh(grown: Grown) -> None:
         await knowing.show()
-        if not (grown.everything or session_stream(row.session) in grown.streams):
+        if not grown.of(session_stream(row.session)):
             return
         events = await looking.newest_events(room.desk, row.session, TAIL)
         _show_head(room, head, await room.desk.session(row.session))

@@ -79,12 +79,13 @@ def healths_of(events: Sequence[Stored], now: int) -> list[Span]:
 
 
 def numbers_of(seen: Sequence[Saw]) -> Mapping[str, Sequence[Point]]:
-    """Find the facts that are numbers, and how each of them went; those that changed most often, where many are."""
+    """Find the facts that are numbers and were seen more than once; where many are, those that changed most often."""
     found: dict[str, list[Point]] = {}
     for saw in seen:
         for name, value in saw.values.items():
             if _is_number(value):
                 found.setdefault(name, []).append((saw.at, float(value)))
+    found = {name: points for name, points in found.items() if len(points) > 1}
     most = sorted(found, key=lambda name: -len({value for _, value in found[name]}))[:MOST_LINES]
     return {name: found[name] for name in found if name in most}
 

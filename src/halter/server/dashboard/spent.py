@@ -1,9 +1,22 @@
 """Money on a page: what is spent and held, of which cap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from halter.app.desk import looking, money
 from halter.core.money import BudgetRow, shown
 from halter.server.dashboard.parts import box, fill, meter, words
+from halter.server.dashboard.room import Room
+
+NEWEST = 500
+"""Among so many sessions it is looked which are under way."""
+
+
+async def current(room: Room) -> Sequence[BudgetRow]:
+    """List the caps that count: of the fleet, of agents and triggers, and of sessions that are under way."""
+    rows = (await money.budgets(room.desk)).budgets
+    sessions = await looking.sessions(room.desk, limit=NEWEST)
+    under_way = {f"session:{row.session}" for row in sessions if row.ended_at is None}
+    return [row for row in rows if not row.scope.startswith("session:") or row.scope in under_way]
 
 
 def amount(row: BudgetRow, number: int) -> str:
