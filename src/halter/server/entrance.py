@@ -31,7 +31,7 @@ DRAINED: Final = 8
 """A body that is so many times too long is not even read to its end."""
 
 STRICT: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 PAGES: Final = (
