@@ -51,7 +51,7 @@ class House:
         self.listening = bind(port=0)
         self.base = address(self.listening)
         self.port = self.listening.getsockname()[1]
-        extras = Extras(limits=limits, tell=self.told.append)
+        extras = Extras(limits=limits, tell=self.told.append, pages=False)
         self._serving = asyncio.create_task(serve_web(self.app, self.listening, Keyring(self.tokens), self.bus, extras))
 
     def let_in(self, name: str, role: str, *agents: str) -> str:

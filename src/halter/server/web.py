@@ -87,12 +87,16 @@ def _unheard(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What is not said of every server: names it goes by, webhooks, other limits, and who is told what breaks."""
+    """What is not said of every server: names it goes by, webhooks, other limits, and who is told what breaks.
+
+    Without `pages` there is only the API: the dashboard's library serves one server in a process, and once.
+    """
 
     names: Sequence[str] = ()
     deliveries: Deliveries = field(default_factory=Deliveries)
     limits: Limits = field(default_factory=Limits)
     tell: Callable[[str], None] = _unheard
+    pages: bool = True
 
 
 def web(app: App, door: Door, keys: Keyring, feed: "Feed", extras: Extras) -> Entrance:
@@ -106,12 +110,14 @@ def web(app: App, door: Door, keys: Keyring, feed: "Feed", extras: Extras) -> En
     api.state.site = Site(app, feed)
     add_login(api, door, keys, app.clock, Rates(extras.limits.failures))
     add_hooks(api, lambda: extras.deliveries.hooks)
-    _add_rest(api, app, feed.bus)
+    _add_rest(api)
+    if not extras.pages or not _mount_dashboard(api, app, feed.bus):
+        _add_plain(api)
     return Entrance(api, door, keys, app.clock, extras.limits, lambda sentence: extras.tell(one_line(sentence)))
 
 
-def _add_rest(api: "FastAPI", app: App, bus: Bus) -> None:
-    """Add the sign of life, an end to what is the API's, and the pages."""
+def _add_rest(api: "FastAPI") -> None:
+    """Add the sign of life, and an end to what is the API's."""
     from starlette.exceptions import HTTPException
     from starlette.responses import PlainTextResponse
 
@@ -121,14 +127,19 @@ def _add_rest(api: "FastAPI", app: App, bus: Bus) -> None:
     async def nothing() -> None:
         raise HTTPException(404)
 
-    async def plain() -> PlainTextResponse:
-        return PlainTextResponse(PLAIN)
-
     api.get("/healthz", **_ROUTE)(alive)
     for path in ("/api", "/api/{rest:path}", "/hooks/{rest:path}"):
         api.api_route(path, methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"], **_ROUTE)(nothing)
-    if not _mount_dashboard(api, app, bus):
-        api.get("/", **_ROUTE)(plain)
+
+
+def _add_plain(api: "FastAPI") -> None:
+    """Say what is here, where there are no pages."""
+    from starlette.responses import PlainTextResponse
+
+    async def plain() -> PlainTextResponse:
+        return PlainTextResponse(PLAIN)
+
+    api.get("/", **_ROUTE)(plain)
 
 
 def _mount_dashboard(api: "FastAPI", app: App, bus: Bus) -> bool:
@@ -137,7 +148,7 @@ def _mount_dashboard(api: "FastAPI", app: App, bus: Bus) -> bool:
 
     if find_spec("nicegui") is None or find_spec("halter.server.dashboard") is None:
         return False
-    from halter.server.dashboard.mounted import mount  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+    from halter.server.dashboard.mounted import mount
 
     mount(api, app, bus)
     return True
@@ -151,5 +162,6 @@ async def serve_web(app: App, listening: socket.socket, keys: Keyring, bus: Bus,
     extras = extras or Extras()
     host, port = listening.getsockname()[:2]
     feed = Feed(app.store, app.clock, app.ids, bus)
-    entrance = web(app, door_of(host, port, extras.names), keys, feed, extras)
-    await together([feed.run, lambda: run(entrance, listening, entrance.closing.set)])
+    with listening:
+        entrance = web(app, door_of(host, port, extras.names), keys, feed, extras)
+        await together([feed.run, lambda: run(entrance, listening, entrance.closing.set)])
