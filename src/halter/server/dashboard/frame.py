@@ -12,7 +12,7 @@ from halter.core.rows import HaltRow
 from halter.core.text import counted
 from halter.server.dashboard.asking import REASON, Field, Given, ask
 from halter.server.dashboard.live import Grown
-from halter.server.dashboard.parts import Kept, Words, box, button, link, words
+from halter.server.dashboard.parts import Kept, Words, box, button, link, submit, words
 from halter.server.dashboard.room import Refresh, Room
 from halter.server.dashboard.theme import SWITCH
 
@@ -57,7 +57,9 @@ def _navigation(room: Room, here: str) -> None:
                 made = link(name, path, "")
                 if path == here:
                     made.props["aria-current"] = "page"
-            words(f"{room.who.name} ({room.who.role})", "h-who")
+            with box("form", "h-who", method="post", action="/logout"):
+                words(f"{room.who.name} ({room.who.role})", "h-text", "span")
+                submit("Log out", "plain")
     nav.move(target_index=0)
     skip.move(target_index=0)
 

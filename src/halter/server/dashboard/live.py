@@ -120,8 +120,9 @@ class Live:
             self._listening = None
 
     async def grown(self) -> AsyncGenerator[Grown]:
-        """Tell a page what changed: at most every `PACE`, and at least every `AGING`."""
+        """Tell a page what changed: at once, then at most every `PACE`, and at least every `AGING`."""
         with self.ear() as ear:
+            ear.news.set()
             while True:
                 await self._news(ear)
                 yield ear.take()

@@ -83,10 +83,13 @@ class Room:
         client.on_delete(end)
 
     async def _following(self, refresh: Refresh, lost: Callable[[str], None]) -> None:
+        # What happened before the browser was there, or while it was away, was shown by nobody.
+        missed = True
         async with aclosing(self.live.grown()) as grown:
             async for each in grown:
                 if self.client.has_socket_connection:
-                    await self._refreshed(refresh, lost, each)
+                    await self._refreshed(refresh, lost, Grown(everything=True) if missed else each)
+                missed = not self.client.has_socket_connection
 
     async def _refreshed(self, refresh: Refresh, lost: Callable[[str], None], grown: Grown) -> None:
         try:
