@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from halter.app.agent import assembled
+from halter.app.forgetting import forget, retention_of
 from halter.app.hooks import Hooks
 from halter.app.living import Living, Pulse, nobody
 from halter.app.most import at_most
@@ -111,7 +112,11 @@ class Up:
             outbox = Outbox(self._app, senders)
             hooks = self.hooks()
             listening = [lambda: self._serve(hooks)] if hooks.any() else []
-            await together([self._dispatch.run, self._keep, outbox.run, *listening])
+            age = retention_of(self._app)
+            forgetting = (
+                [] if age is None else [lambda: forget(self._app, age, lambda told: self._tell("retention", told))]
+            )
+            await together([self._dispatch.run, self._keep, outbox.run, *listening, *forgetting])
 
     async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
         """Put an agent together."""

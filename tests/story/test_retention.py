@@ -1,0 +1,47 @@
+"""Retention: the words of sessions that ended long ago are erased by whoever runs agents, and what happened stays."""
+
+from pathlib import Path
+
+import pytest
+from autonomous import Fleet
+
+from halter.app.up import turn_off
+from halter.core.clock import HOUR, MINUTE
+from halter.testing.world import World
+
+SLEEPS = "model: scripted\nscript: script.yaml\nautonomy: {enabled: true, max_sleep: 30d}\n"
+SCRIPT = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 20d, reason: a quiet word}}]\n"
+
+
+async def ended(world: World, home: Path, fleet: str) -> Fleet:
+    """An agent whose only session was ended after a minute, in a process that goes on running."""
+    made = Fleet(world, home, fleet, sturdy=True)
+    made.start(made.agent("desk", SLEEPS, script_yaml=SCRIPT), made.agent("other", SLEEPS, script_yaml=SCRIPT))
+    await world.advance(MINUTE)
+    await turn_off(made.app, "desk")
+    await world.advance(MINUTE)
+    return made
+
+
+async def erased(fleet: Fleet, session: str) -> int:
+    return sum(stored.erased for stored in await fleet.events(session))
+
+
+async def test_words_are_erased_when_the_retention_of_the_fleet_has_passed(world: World, tmp_path: Path) -> None:
+    fleet = await ended(world, tmp_path, "retention: 3h\n")
+    await world.advance(2 * HOUR)
+    assert await erased(fleet, "desk-1") == 0
+    await world.advance(2 * HOUR)
+    assert await erased(fleet, "desk-1") > 0
+    assert await erased(fleet, "other-1") == 0, "it is not over"
+    assert ("retention", "What was said in 1 session was erased, as retention says.") in fleet.told
+    assert (await fleet.row("desk-1")).terminal_reason == "external_halt"
+    marks = [stored.event for stored in await world.events("fleet") if stored.kind == "bodies_erased"]
+    assert {(mark.by, mark.reason) for mark in marks} == {("halter.yaml", "retention")}
+
+
+@pytest.mark.parametrize("fleet", ["", "retention: none\n"])
+async def test_without_a_retention_nothing_is_ever_erased(world: World, tmp_path: Path, fleet: str) -> None:
+    made = await ended(world, tmp_path, fleet)
+    await world.advance(5 * HOUR)
+    assert await erased(made, "desk-1") == 0
