@@ -144,7 +144,7 @@ def _mount_dashboard(api: "FastAPI", app: App, bus: Bus) -> bool:
 
     if find_spec("nicegui") is None or find_spec("halter.server.dashboard") is None:
         return False
-    from halter.server.dashboard.mounted import mount  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+    from halter.server.dashboard.mounted import mount
 
     mount(api, app, bus)
     return True
