@@ -165,6 +165,18 @@ def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> No
     expect(page.get_by_role("row").filter(has_text="miser").get_by_role("link", name="miser-2")).to_be_visible()
 
 
+def test_one_agent_is_halted_and_let_go_again(comes: Comes) -> None:
+    page = comes("operator").goes("/fleet")
+    row = page.get_by_role("row").filter(has_text="miser")
+    press(row, "Halt miser")
+    press(dialog(page), "Halt it")
+    expect(row.get_by_text("HALTED: agent:miser was halted by operator")).to_be_visible()
+    press(row, "Resume miser")
+    press(dialog(page), "Resume")
+    expect(row.get_by_text("HALTED")).to_have_count(0)
+    expect(row.get_by_role("button", name="Resume miser")).to_have_count(0)
+
+
 def test_the_audit_is_searched_and_taken_along(comes: Comes, tmp_path: Path) -> None:
     page = comes("viewer").goes("/audit")
     page.get_by_label("Text", exact=True).fill("carol")

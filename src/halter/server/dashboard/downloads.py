@@ -17,6 +17,7 @@ from halter.app.proof import as_written
 from halter.core.errors import HalterError, NotDone
 from halter.server.dashboard.audit import wanted_of
 from halter.server.dashboard.legible import file_name
+from halter.server.entrance import WHO
 from halter.state.audit import entry
 
 LINES = "application/x-ndjson"
@@ -27,7 +28,7 @@ def downloads(api: FastAPI, app: App) -> None:
     """Add the two ways to take something along."""
 
     async def audit(request: Request) -> Response:
-        desk = Desk(app, request.scope["halter.who"])
+        desk = Desk(app, request.scope[WHO])
         try:
             wanted = wanted_of(dict(request.query_params), app.clock.now())
         except HalterError as error:
@@ -35,7 +36,7 @@ def downloads(api: FastAPI, app: App) -> None:
         return StreamingResponse(_audit(desk, wanted), media_type=LINES, headers=_as_file("audit.jsonl"))
 
     async def session(name: str, request: Request) -> Response:
-        desk = Desk(app, request.scope["halter.who"])
+        desk = Desk(app, request.scope[WHO])
         try:
             row = await desk.session(name)
         except HalterError as error:

@@ -10,6 +10,7 @@ from halter.app.words.moments import moment
 from halter.core.durations import shown_duration
 from halter.core.money import shown
 from halter.server.dashboard.asking import REASON, Given, ask
+from halter.server.dashboard.frame import resume
 from halter.server.dashboard.live import Grown
 from halter.server.dashboard.parts import Kept, Words, box, button, cell, fill, lead, link, meter, part, table, words
 from halter.server.dashboard.room import Refresh, Room
@@ -33,7 +34,7 @@ async def fleet(room: Room) -> Refresh:
 
 
 def _row(room: Room, line: AgentLine) -> Callable[[AgentLine], None]:
-    seen = [line]
+    seen, scope = [line], f"agent:{line.agent}"
     with box("tr"):
         cell(line.agent, "h-what")
         with box("td"):
@@ -49,11 +50,13 @@ def _row(room: Room, line: AgentLine) -> Callable[[AgentLine], None]:
         with box("td"):
             if room.may("approver"):
                 button("Halt…", lambda: _halt(room, line.agent), "plain", f"Halt {line.agent}")
+            again = button("Resume…", lambda: resume(room, scope), "plain", f"Resume {line.agent}")
 
     def show(line: AgentLine) -> None:
         _show_switch(switch, on=bool(line.on))
         lead(session, line.session or "none", f"/session/{line.session}" if line.session else "/sessions")
         state.say(_state(line))
+        again.set_visibility(room.may("operator") and line.halted.startswith(f"{scope} "))
         burn.say(f"{shown(line.burn_usd)}/h")
         _show_spent(spent, line)
         fill(drawn, line.spent_today / line.cap_today if line.cap_today else 0)

@@ -93,7 +93,7 @@ def _halted(room: Room, row: HaltRow) -> Callable[[HaltRow], None]:
     with box("div", "h-banner"):
         words(f"{what} halted since {moment(row.at, room.now)}, by {row.by}{because}")
         if room.may("operator"):
-            button("Resume…", lambda: _resume(room, row.scope))
+            button("Resume…", lambda: resume(room, row.scope))
     return lambda _: None
 
 
@@ -113,7 +113,9 @@ async def _halt_all(room: Room) -> None:
     ask(room, "Halt everything?", says, (REASON,), "Halt everything", do, "stop")
 
 
-async def _resume(room: Room, scope: str) -> None:
+def resume(room: Room, scope: str) -> None:
+    """Ask how a halted scope shall come back."""
+
     async def do(given: Given) -> str:
         ramp = await steering.resume(room.desk, scope, parse_duration(given["over"]), given["reason"])
         return f"{scope} may act again{f', over {shown_duration(ramp)}' if ramp else ''}."

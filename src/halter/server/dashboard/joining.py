@@ -6,12 +6,13 @@ connection must have been let in by the door for the same person, and what it sa
 
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 from nicegui import Client, core
 
+from halter.server.entrance import WHO
+
 SPEAKING: Final = ("event", "javascript_response", "ack", "log")
-JOINING: Final = ("connect", "handshake")
-WHO: Final = "halter.who"
 
 
 def only_by_the_same() -> None:
@@ -39,8 +40,6 @@ def _joining(inner: Callable[..., Any], sio: Any) -> Callable[..., Any]:
 
 
 def _connecting(inner: Callable[..., Any]) -> Callable[..., Any]:
-    from urllib.parse import parse_qs
-
     async def connect(sid: str, environ: dict[str, Any], auth: Any = None) -> Any:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("client_id", [None])[0]
         if asked is not None and not same(asked, environ):

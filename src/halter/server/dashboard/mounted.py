@@ -27,10 +27,9 @@ from halter.server.dashboard.session import session
 from halter.server.dashboard.sessions import sessions
 from halter.server.dashboard.theme import BEFORE, style
 from halter.server.dashboard.triggers import triggers
+from halter.server.entrance import WHO
 from halter.server.login import PAGES
 
-WHO: Final = "halter.who"
-"""Under this name the door leaves who it let in."""
 ATTENTION: Final = 15.0
 """So many seconds a browser may be away before what it had open is let go of."""
 
