@@ -1,4 +1,4 @@
-"""Writes the golden journal of a version: `python tests/golden/make.py 0.5.0`.
+"""Writes the golden journal of a version: `python tests/golden/make.py 0.6.0`.
 
 It is run once, when a version is finished, and its files are committed. They are never written again: whatever
 comes later must be able to read them.
