@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from bench import autonomy, guard, journal, loop, start, tables
+from bench import autonomy, guard, journal, loop, start, stream, tables
 from bench.measure import Measured, keep, result
 
 
@@ -18,6 +18,7 @@ def main() -> None:
         "journal": journal.run,
         "loop": partial(loop.run, quick=asked.quick, only=asked.only),
         "start": start.run,
+        "stream": stream.run,
     }
     unknown = set(asked.groups) - set(groups)
     if unknown:
@@ -33,7 +34,9 @@ def main() -> None:
 
 
 def _asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    parser.add_argument("groups", nargs="*", help="autonomy, guard, journal, loop or start; all if none is named")
+    parser.add_argument(
+        "groups", nargs="*", help="autonomy, guard, journal, loop, start or stream; all if none is named"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="how often each row is measured")
     parser.add_argument("--quick", action="store_true", help="one round, with less to do in the loop; keeps nothing")
     parser.add_argument(

@@ -16,6 +16,7 @@ TITLES = {
     "journal": "Journal",
     "loop": "The loop, beside others",
     "start": "Starting",
+    "stream": "Streams",
 }
 LOOP = """Measured on {measured} in {rounds} rounds, each figure in a fresh process, in a new order each round. Every
 framework runs the same agent in a virtual environment of its own: a fake model behind the framework's own interface,
@@ -78,9 +79,14 @@ def section(result: dict[str, Any]) -> str:
         f"Python {machine['python']} on {machine['machine']}, {machine['cores']} cores, {machine['system']}.",
         "",
     ]
-    body = {"autonomy": _autonomy, "journal": _journal, "guard": _guard, "loop": _loop, "start": _start}[
-        result["bench"]
-    ]
+    body = {
+        "autonomy": _autonomy,
+        "journal": _journal,
+        "guard": _guard,
+        "loop": _loop,
+        "start": _start,
+        "stream": _stream,
+    }[result["bench"]]
     return "\n".join([*lines, *body(result), ""])
 
 
@@ -99,6 +105,29 @@ def _start(result: dict[str, Any]) -> list[str]:
         aim = STARTS.get(row["name"], "")
         lines.append(f"| `{row['name']}` | {row['cpu_us'] / 1000:,.0f} | {row['cpu_us'] / bare:.1f}× | {aim} |")
     return lines
+
+
+STREAM = """An agent takes a turn five times a second on SQLite, in the process that serves {listeners} WebSockets; its
+events have a text of two thousand characters. Who listens sits in another process on the same cores. Lateness is the
+time from the journal's moment of an event until a listener has it, over all events and all who read.
+"""
+
+
+def _stream(result: dict[str, Any]) -> list[str]:
+    """Tell how late the news are, and what one who stalls changes for everybody else."""
+    rows = {row["name"]: row["extra"] for row in result["rows"]}
+    lines = [
+        STREAM.format(**result["notes"]),
+        "| who listens | lateness p50, ms | p99, ms | a turn p50, ms | p99, ms | CPU s of the server |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, extra in rows.items():
+        late = [f"{extra[key]:.0f}" if key in extra else "" for key in ("p50_ms", "p99_ms")]
+        turns = [f"{extra[key]:.0f}" for key in ("turn_p50_ms", "turn_p99_ms")]
+        lines.append(f"| {name} | {' | '.join((*late, *turns))} | {extra['server_cpu_s']:.2f} |")
+    all_read, stalls = rows["100 listen"], rows["100 listen, and one stalls"]
+    change, turn = (100 * (stalls[key] / all_read[key] - 1) for key in ("p99_ms", "turn_p50_ms"))
+    return [*lines, "", f"One who stalls changes the others' p99 by {change:+.0f} % and a turn's p50 by {turn:+.0f} %."]
 
 
 def _autonomy(result: dict[str, Any]) -> list[str]:
