@@ -13,7 +13,7 @@ ifeq ($(CI),true)
 export HALTER_REQUIRE_ALL := 1
 endif
 
-.PHONY: setup system run test check docs bench soak lock clean
+.PHONY: setup system run test check docs pictures bench soak lock clean
 
 setup: $(INSTALLED)
 
@@ -43,6 +43,9 @@ check: setup
 # The pages that are made from the code; a test tells when they have to be made anew.
 docs: setup
 	$(BIN)/python -m scripts.reference
+
+pictures: setup system
+	HALTER_PICTURES=docs/pictures $(BIN)/python -m pytest -q tests/browser/test_demo.py
 
 bench: setup system
 	$(BIN)/python -m bench

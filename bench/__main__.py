@@ -35,7 +35,7 @@ def main() -> None:
 
 def _asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument(
-        "groups", nargs="*", help="autonomy, guard, journal, loop, start or stream; all if none is named"
+        "groups", nargs="*", help="which: autonomy, guard, journal, loop, start, stream; all if none is named"
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each row is measured")
     parser.add_argument("--quick", action="store_true", help="one round, with less to do in the loop; keeps nothing")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from halter.server.login import login_url
 from tests.browser.house import House, Line, call, line, script
@@ -21,6 +22,8 @@ SWITCHES = (
     "--disable-sync",
     "--no-first-run",
 )
+# The machine may be busy: nobody waits longer than they have to, and a page that never comes is still a failure.
+expect.set_options(timeout=20_000)
 TRIPWIRE = "window.__xss = 0; for (const name of ['alert', 'confirm', 'prompt']) window[name] = () => window.__xss++;"
 
 
@@ -83,7 +86,7 @@ class Visitor:
     def __init__(self, house: House, context: Any) -> None:
         self.house = house
         self.page = context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(30_000)
         self.page.add_init_script(TRIPWIRE)
         self.complaints: list[str] = []
         self.hosts: set[str] = set()

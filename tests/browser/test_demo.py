@@ -1,0 +1,84 @@
+"""The demo as a newcomer sees it: the address on the screen opens the dashboard, where its agent asks and is answered.
+
+The pictures of the documentation are taken here. `make pictures` keeps them; any other run takes them and lets them go.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from halter.core.clock import DAY, SECOND, SystemClock
+from halter.demo.place import RULES, Place, furnish
+from halter.demo.scenery import LEFTOVER
+from tests.story.test_cli_demo import Demo, demo_of
+from tests.story.test_cli_talk import Person, until
+
+PATIENCE = 60_000
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[tuple[Person, Demo]]:
+    """A demo that finds an old file as soon as it begins."""
+    ada = Person(tmp_path)
+    place, now = Place(demo_of(ada)), SystemClock().now()
+    furnish(place, RULES, "ada", now)
+    old = place.agent / "temp" / LEFTOVER
+    old.write_text("Nobody needs it.\n")
+    os.utime(old, ((now - 40 * DAY) // SECOND,) * 2)
+    demo = Demo(ada)
+    yield ada, demo
+    with demo.program as program:
+        program.kill()
+    Demo.begun.clear()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    kept = os.environ.get("HALTER_PICTURES")
+    folder = Path(kept) if kept else tmp_path / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def test_a_newcomer_opens_the_dashboard_sees_what_is_asked_and_answers_it(
+    live: tuple[Person, Demo], chromium: Any, pictures: Path
+) -> None:
+    ada, demo = live
+    address = demo.until("/login#token=").strip()
+    base = address.partition("/login")[0]
+    complaints: list[str] = []
+    context = chromium.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(base) else None)
+
+    page.goto(address)
+    asks = page.get_by_text(re.compile("May delete_file be called"))
+    expect(asks).to_be_visible(timeout=PATIENCE)
+    page.screenshot(path=pictures / "home.png")
+    for name in ("fleet", "session/night-watch-1", "budgets"):
+        page.goto(f"{base}/{name}")
+        expect(page.get_by_role("main")).to_contain_text(re.compile("night-watch|cap", re.IGNORECASE), timeout=PATIENCE)
+        page.wait_for_load_state("networkidle")
+        page.screenshot(path=pictures / f"{name.partition('/')[0]}.png")
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"{base}/")
+    expect(asks).to_be_visible(timeout=PATIENCE)
+    page.screenshot(path=pictures / "phone.png")
+
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.get_by_role("button", name="Approve").click()
+    expect(asks).to_have_count(0, timeout=PATIENCE)
+    until(lambda: not (demo_of(ada) / "night-watch" / "temp" / LEFTOVER).exists())
+    assert complaints == []
+    assert all(picture.stat().st_size > 10_000 for picture in pictures.iterdir())
+    context.close()
+    assert demo.ends()[0] == 0
