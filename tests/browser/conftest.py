@@ -4,12 +4,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
+from halter.app.desk import Desk, Who, decisions
+from halter.app.desk.waiting import Waiting, waiting
 from halter.server.login import login_url
 from tests.browser.house import House, Line, call, line, script
 from tests.browser.payloads import PAYLOADS
@@ -25,13 +26,6 @@ SWITCHES = (
 # The machine may be busy: nobody waits longer than they have to, and a page that never comes is still a failure.
 expect.set_options(timeout=20_000)
 TRIPWIRE = "window.__xss = 0; for (const name of ['alert', 'confirm', 'prompt']) window[name] = () => window.__xss++;"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker has the house."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +59,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     hostile = "\n".join(PAYLOADS)
     desk = script(
         line("good evening", "A good evening to you."),
-        *map(pay, ("bob", "dora", "erin", "fred")),
+        *map(pay, ("bob", "dora", "erin", "fred", "gina")),
         line("read the page", hostile, call("read_page", name="page.txt")),
         *(find(PAYLOADS[place : place + 10]) for place in range(0, len(PAYLOADS), 10)),
         line("tell somebody", "I do.", call("notify", text=hostile, subject=PAYLOADS[0])),
@@ -78,6 +72,21 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         house.until(lambda: house.rests("desk-1"))
         yield house
         assert house.told == []
+
+
+@pytest.fixture(scope="module")
+def paid(house: House) -> House:
+    """Let a payment have been agreed to, by somebody who may."""
+    approver = Desk(house.desk.app, Who("approver", "approver"))
+
+    def asked() -> list[Waiting]:
+        return [one for one in house.does(waiting(approver)) if "gina" in one.shown]
+
+    house.tell("pay gina")
+    house.until(lambda: bool(asked()))
+    house.does(decisions.approve(approver, asked()[0].decision, decisions.Answer()))
+    house.until(lambda: house.rests("desk-1"))
+    return house
 
 
 class Visitor:

@@ -160,7 +160,7 @@ class House:
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds, which must be soon."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not holds():
             assert time.monotonic() < deadline
             self.does(asyncio.sleep(0.05))

@@ -12,6 +12,9 @@ from halter.app.desk import steering
 from tests.browser.conftest import Comes, Visitor
 from tests.browser.house import House
 
+# One worker has the house, and the browser before it.
+pytestmark = pytest.mark.xdist_group("browser")
+
 OF_ALL = ("/", "/fleet", "/sessions", "/audit", "/budgets", "/triggers", "/findings")
 PAGES = (*OF_ALL, "/session/desk-1", "/receipt/desk-1")
 
@@ -65,7 +68,7 @@ def test_a_call_is_approved_on_the_page_and_runs_once(house: House, comes: Comes
     expect(page.get_by_text("Approved: pay of desk")).to_be_visible()
     expect(card).to_have_count(0)
     house.until(lambda: house.rests("desk-1"))
-    assert house.paid() == ["bob 5"]
+    assert house.paid().count("bob 5") == 1
 
 
 def test_a_call_is_approved_with_other_arguments_and_only_those(house: House, comes: Comes) -> None:
@@ -177,9 +180,9 @@ def test_one_agent_is_halted_and_let_go_again(comes: Comes) -> None:
     expect(row.get_by_role("button", name="Resume miser")).to_have_count(0)
 
 
-def test_the_audit_is_searched_and_taken_along(comes: Comes, tmp_path: Path) -> None:
+def test_the_audit_is_searched_and_taken_along(paid: House, comes: Comes) -> None:
     page = comes("viewer").goes("/audit")
-    page.get_by_label("Text", exact=True).fill("carol")
+    page.get_by_label("Text", exact=True).fill("gina")
     page.get_by_label("Text", exact=True).press("Enter")
     calls = page.get_by_role("table", name="Calls")
     expect(calls.get_by_role("row")).to_have_count(2)
@@ -201,7 +204,7 @@ def test_a_search_that_finds_nothing_says_so_and_one_that_cannot_be_read_too(com
     expect(page.get_by_text("not a duration")).to_be_visible()
 
 
-def test_a_receipt_is_opened_and_the_session_taken_along(comes: Comes) -> None:
+def test_a_receipt_is_opened_and_the_session_taken_along(paid: House, comes: Comes) -> None:
     page = comes("viewer").goes("/session/desk-1")
     page.get_by_role("link", name="Receipt").click()
     expect(page.get_by_role("heading", name="Calls and requests")).to_be_visible()

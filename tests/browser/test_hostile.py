@@ -12,6 +12,9 @@ from tests.browser.house import House
 from tests.browser.payloads import PAYLOADS
 from tests.browser.test_dashboard import OF_ALL, dialog, press
 
+# One worker has the house, and the browser before it.
+pytestmark = pytest.mark.xdist_group("browser")
+
 IMAGE = PAYLOADS[2]
 
 

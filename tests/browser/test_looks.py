@@ -10,6 +10,9 @@ from tests.browser.conftest import Visitor
 from tests.browser.house import House
 from tests.browser.test_dashboard import PAGES
 
+# One worker has the house, and the browser before it.
+pytestmark = pytest.mark.xdist_group("browser")
+
 
 @pytest.fixture(scope="module", params=PAGES)
 def page(request: pytest.FixtureRequest, house: House, browsers: Any) -> Iterator[Any]:
