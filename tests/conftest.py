@@ -9,9 +9,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import settings
 from psycopg import sql
 
 from halter.testing.postgres import PostgresMissing, binaries, throwaway_cluster
+
+# No test asks how fast it is: the machine may be busy with something else.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
