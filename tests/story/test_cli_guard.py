@@ -34,7 +34,6 @@ from halter.state import life
 
 Halter = Callable[..., Result]
 
-DOCS = Path(__file__).parents[2] / "docs"
 
 AGENT: Final = """
 name: clerk
@@ -459,27 +458,6 @@ def test_a_decision_is_made_once(place: Place) -> None:
     again = place.halter("deny", decision)
     assert again.exit_code == 2
     assert "No open decision begins with" in again.stderr
-
-
-def test_the_example_of_the_guide_works_as_it_is_written(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    text = (DOCS / "guard.md").read_text()
-    for name, content in re.findall(r"```(?:yaml|python)\n# (clerk/[\w.]+)\n(.*?)```", text, re.DOTALL):
-        (tmp_path / name).write_text(content)
-    commands = [
-        line.split() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
-    ]
-    trusting, playing, *others = [
-        [word.replace("clerk", str(place.agent), 1) for word in line[1:]] for line in commands
-    ]
-    place.answer(*trusting)
-    with process(place, *playing, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as play:
-        assert play.stderr is not None
-        decision = re.findall(r"halter approve (\S+)", play.stderr.readline())[0]
-        values = {"DECISION": decision, "SESSION": decision.split(".")[0]}
-        for words in others:
-            place.answer(*(values.get(word, word) for word in words))
-        assert play.wait(30) == 0
 
 
 @pytest.mark.parametrize(
