@@ -24,6 +24,8 @@ class Limits(msgspec.Struct, frozen=True):
     all_streams: int = 500
     upload: int = 30 * SECOND
     """How long a body may be in coming."""
+    head: int = 10 * SECOND
+    """How long somebody may be connected without having asked for anything."""
     stall: int = 30 * SECOND
     """How long somebody may take nothing of what they are sent."""
     check: int = 2 * SECOND

@@ -28,9 +28,7 @@ async def left_meant(desk: Desk, wanted: str, among: Among, *, whole: bool = Fal
     return meant([(left.id, left) for left in found], wanted, none, whole=whole)
 
 
-async def settle(
-    desk: Desk, wanted: str, status: Kept, among: Among, reason: str = "", *, whole: bool = True
-) -> str:
+async def settle(desk: Desk, wanted: str, status: Kept, among: Among, reason: str = "", *, whole: bool = True) -> str:
     """Let a person say what becomes of something; name it."""
     desk.demand("approver", "decide what is kept")
     left = await left_meant(desk, wanted, among, whole=whole)
