@@ -151,6 +151,16 @@ async def test_who_asks_too_often_waits_and_the_others_do_not(house: House, limi
         assert (await client.get("/api/whoami")).status_code == 200
 
 
+@pytest.mark.parametrize("limits", [Limits(pages=3)])
+async def test_pages_are_asked_for_less_often_than_other_things(house: House, limits: Limits) -> None:
+    async with house.client("viewer") as viewer, house.client("admin") as admin:
+        assert [(await viewer.get("/")).status_code for _ in range(4)] == [200, 200, 200, 429]
+        assert (await viewer.get("/api/whoami")).status_code == 200
+        assert (await admin.get("/")).status_code == 200
+        house.office.ground.time += MINUTE
+        assert (await viewer.get("/")).status_code == 200
+
+
 @pytest.mark.parametrize("limits", [Limits(body=1000, upload=SECOND // 4)])
 async def test_a_body_that_is_too_long_is_refused_however_it_comes(house: House, limits: Limits) -> None:
     async def chunks() -> Any:

@@ -17,6 +17,8 @@ class Limits(msgspec.Struct, frozen=True):
     body: int = 1024 * 1024
     requests: int = 1200
     """So many requests a token may make in a minute."""
+    pages: int = 120
+    """So many of them may be pages and downloads: each takes a hundred times as long, and agents may wait for it."""
     failures: int = 10
     """So many wrong tokens may be tried in a minute, from one place."""
     streams: int = 20
