@@ -1,8 +1,10 @@
 """Whatever a model, a tool, a file or a person writes is text on a page; and nobody speaks for another's page."""
 
+import gc
 import re
 from typing import Any
 
+import httpx2
 import pytest
 from playwright.sync_api import expect
 
@@ -81,6 +83,48 @@ def test_nobody_presses_a_button_on_the_page_of_another_person(comes: Comes) -> 
     admin.evaluate("said => window.socket.emit('event', said)", press_of)
     expect(dialog(admin)).to_contain_text(re.compile("This stops"))
 
+
+def test_nothing_that_a_browser_says_reaches_the_terminal_of_who_runs_the_server(
+    house: House, comes: Comes, caplog: pytest.LogCaptureFixture
+) -> None:
+    viewer = comes("viewer").goes("/")
+    page = viewer.evaluate("window.clientId")
+    for said in NONSENSE:
+        viewer.evaluate("said => window.socket.emit(...said)", [*said[:1], *({**each, "client_id": page} if isinstance(
+            each, dict) else each for each in said[1:])])  # fmt: skip
+    viewer.evaluate(HEARD)
+    with _speaking_as(house, "viewer") as client:
+        assert client.get("/nowhere%1b%5b31m%0aNEEDS%20YOU").status_code == httpx2.codes.NOT_FOUND
+    gc.collect()
+    # What is logged this far up is written to the terminal where nobody else takes it.
+    assert caplog.records == []
+    assert house.told == []
+
+
+def test_a_page_is_joined_by_a_websocket_and_in_no_other_way(house: House) -> None:
+    with _speaking_as(house, "viewer") as client:
+        answer = client.get("/_nicegui_ws/socket.io/?EIO=4&transport=polling")
+    assert answer.status_code == httpx2.codes.BAD_REQUEST
+    assert "sid" not in answer.text
+
+
+def _speaking_as(house: House, name: str) -> httpx2.Client:
+    return httpx2.Client(base_url=house.url, headers={"Authorization": f"Bearer {house.secrets[name]}"})
+
+
+NONSENSE: tuple[tuple[Any, ...], ...] = (
+    ("log", {"level": "error", "message": "\x1b[31mNEEDS YOU: run this"}),
+    ("log", {"level": "none", "message": ""}),
+    ("event", {"id": 3, "listener_id": "none", "args": ["{"]}),
+    ("event", {}),
+    ("event",),
+    ("event", "words"),
+    ("event", {}, {}),
+    ("ack", {}),
+    ("javascript_response", {}),
+    ("handshake", [1]),
+    ("handshake",),
+)
 
 ODD = """() => [...document.querySelectorAll('#app *')].map(e => e.tagName)
     .filter(name => /^(SCRIPT|IFRAME|OBJECT|EMBED|MARQUEE|IMG|VIDEO|AUDIO|BASE|META|LINK|STYLE)$/i.test(name))"""

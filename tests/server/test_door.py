@@ -151,6 +151,18 @@ async def test_who_asks_too_often_waits_and_the_others_do_not(house: House, limi
         assert (await client.get("/api/whoami")).status_code == 200
 
 
+@pytest.mark.parametrize("limits", [Limits(pages=3)])
+async def test_pages_are_asked_for_less_often_than_other_things(house: House, limits: Limits) -> None:
+    async with house.client("viewer") as viewer, house.client("admin") as admin:
+        asked = [(await viewer.get("/")).status_code for _ in range(50)]
+        assert asked[:3] == [200, 200, 200]
+        assert 429 in asked
+        assert {(await viewer.get("/api/whoami")).status_code for _ in range(50)} == {200}
+        assert (await admin.get("/")).status_code == 200
+        house.office.ground.time += MINUTE
+        assert (await viewer.get("/")).status_code == 200
+
+
 @pytest.mark.parametrize("limits", [Limits(body=1000, upload=SECOND // 4)])
 async def test_a_body_that_is_too_long_is_refused_however_it_comes(house: House, limits: Limits) -> None:
     async def chunks() -> Any:
@@ -168,6 +180,36 @@ async def test_a_body_that_is_too_long_is_refused_however_it_comes(house: House,
     assert b" 408 " in (await raw(house, slow)).splitlines()[0]
     cut = asyncio.create_task(raw(house, slow + b"{}"))
     assert b" 408 " in (await cut).splitlines()[0]
+
+
+HELD = (
+    "",
+    "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-Slow: ",
+    "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\nGET",
+)
+
+
+@pytest.mark.parametrize("limits", [Limits(head=SECOND // 4)])
+async def test_who_is_connected_and_asks_for_nothing_is_let_go_and_who_listens_is_not(
+    house: House, limits: Limits
+) -> None:
+    own = {"Authorization": f"Bearer {house.secrets['viewer']}"}
+    async with (
+        connect(f"ws://127.0.0.1:{house.port}/api/ws", additional_headers=own) as socket,
+        house.client("viewer") as client,
+        client.stream("GET", "/api/stream") as answer,
+    ):
+        for words in HELD:
+            # It answers only once the server has closed the connection.
+            await raw(house, words.format(port=house.port).encode())
+        await socket.send("{}")
+        assert json.loads(await socket.recv())["name"] == "here"
+        assert "here" in await anext(answer.aiter_lines())
+
+
+async def test_of_a_head_that_is_too_long_no_more_is_kept_than_is_taken(house: House) -> None:
+    head = f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{house.port}\r\nX-Long: {'a' * 70_000}"
+    assert (await raw(house, head.encode())).startswith(b"HTTP/1.1 400")
 
 
 HOSTILE: list[tuple[dict[str, str], int]] = [

@@ -172,6 +172,13 @@ async def test_the_place_in_one_session_outlives_the_server_and_the_place_in_all
     assert "started anew" in gap["data"]
 
 
+@pytest.mark.parametrize("number", ["9" * 23, "9" * 5000])
+async def test_a_place_that_no_feed_can_have_is_told_to_be_gone(house: House, number: str) -> None:
+    (here,) = await sse(house, 1)
+    (gap,) = await sse(house, 1, last=f"{here['id'].partition('.')[0]}.{number}")
+    assert gap["event"] == "gap"
+
+
 async def test_a_removed_token_ends_what_it_has_open(house: House) -> None:
     async with (
         listening(house, "viewer") as socket,

@@ -196,6 +196,17 @@ async def _knocks(port: int, serving: asyncio.Task[None]) -> None:
         large = await client.post(url, headers={**headers, "Halter-Delivery": "43"}, content=b"x" * 5_000_000)
         assert large.status_code == 413
         assert (await client.get(url)).status_code == 405
+    await _is_refused_unread(port)
+
+
+async def _is_refused_unread(port: int) -> None:
+    """Promise a body, and send none of it: whoever waits for that waits for good."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /hooks/desk/tickets HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 1000\r\n"
+    writer.write(f"{head}Authorization: Bearer no\r\n\r\n".encode())
+    assert b" 401 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
 
 
 async def _answered(

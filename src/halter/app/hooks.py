@@ -59,10 +59,12 @@ class Hooks:
         """Tell whether there is any webhook."""
         return any(speaking.agent.read.tasks.webhooks for speaking in self._agents.values())
 
-    def most_bytes(self, agent: str, name: str) -> int:
-        """Tell how long a body may be; of a webhook that is not there, nothing is read."""
-        hook = self._hook(agent, name)
-        return 0 if hook is None else hook.max_bytes
+    def most_bytes(self, agent: str, name: str, token: str) -> int:
+        """Tell how long a body may be; of one that nobody has a right to deliver, nothing is read."""
+        hook, speaking = self._hook(agent, name), self._agents.get(agent)
+        if hook is None or speaking is None or not _token_fits(speaking, hook, token):
+            return 0
+        return hook.max_bytes
 
     async def receive(self, agent: str, name: str, delivery: Delivery) -> Accepted | Rejected:
         """Start a session for a delivery. Who has no right to it is told no more than that."""

@@ -106,7 +106,7 @@ def settle(wanted: str, status: Kept, among: "Among", reason: str, store: str | 
     """Let a person say what becomes of something."""
     from halter.app.desk import left
 
-    whole = with_app(store, lambda app: left.settle(desk_of(app), wanted, status, among, reason))
+    whole = with_app(store, lambda app: left.settle(desk_of(app), wanted, status, among, reason, whole=False))
     if as_json:
         answer_json({"subject": whole, "done": True, "status": status})
     else:

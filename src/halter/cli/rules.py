@@ -80,7 +80,7 @@ def end(
 
     The beginning of its id will do. Leaves with 1 if the rule was over already.
     """
-    row = with_app(store, lambda app: desk_rules.end(desk_of(app), rule, reason))
+    row = with_app(store, lambda app: desk_rules.end(desk_of(app), rule, reason, whole=False))
     if as_json:
         answer_json({"subject": row.rule, "done": True})
     else:

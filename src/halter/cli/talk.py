@@ -231,7 +231,7 @@ class _Asking:
     async def _ask(self, asked: NeedsPerson) -> None:
         async with self._turn:
             self._screen.end_line()
-            found = await decision_meant(desk_of(self._app), asked.decision)
+            found = await decision_meant(desk_of(self._app), asked.decision, whole=True)
             for line in found.shown.splitlines():
                 warn(f"  {line}")
             word: str | None = ""

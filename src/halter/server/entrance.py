@@ -69,6 +69,7 @@ class Entrance:
         self._limits = limits
         self._tell = tell
         self._rates = Rates(self._limits.requests)
+        self._pages = Rates(self._limits.pages)
         self.open = Open(self._limits.streams, self._limits.all_streams)
         self.closing = asyncio.Event()
         """Set when the server is about to end: whoever listens is told."""
@@ -92,7 +93,7 @@ class Entrance:
     async def _answer(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
         verdict = judge(asked, self._door, self._keys.tokens(), self._clock.now())
         if isinstance(verdict, Allowed):
-            verdict = self._within_rate(verdict)
+            verdict = self._within_rate(asked, verdict)
         match verdict:
             case Rejected():
                 await refuse(scope, send, verdict)
@@ -102,9 +103,11 @@ class Entrance:
                 scope[WHO] = None if verdict.token is None else verdict.token.who
                 await self._let_in(asked, verdict, scope, receive, send)
 
-    def _within_rate(self, allowed: Allowed) -> Allowed | int:
-        wait = 0 if allowed.token is None else self._rates.wait(allowed.token.name, self._clock.now())
-        return wait or allowed
+    def _within_rate(self, asked: Asked, allowed: Allowed) -> Allowed | int:
+        if allowed.token is None:
+            return allowed
+        name, now = allowed.token.name, self._clock.now()
+        return self._rates.wait(name, now) or (self._pages.wait(name, now) if _is_page(asked) else 0) or allowed
 
     async def _let_in(self, asked: Asked, who: Allowed, scope: Scope, receive: Receive, send: Send) -> None:
         """Give it to what lies behind, with its body, if it has one, read to the end."""
@@ -169,6 +172,12 @@ def asked_of(scope: Scope) -> Asked:
     """Take what is judged out of a scope."""
     kind = "websocket" if scope["type"] == "websocket" else "http"
     return Asked(kind, scope.get("method", "GET"), scope["path"], scope.get("query_string", b""), scope["headers"])
+
+
+def _is_page(asked: Asked) -> bool:
+    """Tell whether somebody wants a page of the dashboard, and not one of the files that it is made of."""
+    made_of = (API, LOGIN, "/_nicegui")
+    return asked.kind == "http" and asked.method == "GET" and not asked.path.startswith(made_of)
 
 
 def _has_body(asked: Asked) -> bool:

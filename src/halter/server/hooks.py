@@ -1,5 +1,6 @@
 """Webhooks over HTTP: a small server that takes deliveries and starts sessions. It needs the extra `server`."""
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,8 @@ HOST: Final = "127.0.0.1"
 PORT: Final = 8765
 BEARER: Final = "bearer "
 DELIVERY: Final = "halter-delivery"
+UPLOAD: Final = 30 * SECOND
+"""How long a body may be in coming."""
 
 
 def hooks_api(hooks: Hooks) -> "FastAPI":
@@ -33,10 +36,15 @@ def add_hooks(api: "FastAPI", find: Callable[[], Hooks]) -> None:
 
     async def receive(agent: str, name: str, request: Request) -> JSONResponse:
         hooks, said = find(), request.headers.get("authorization", "")
-        token = said[len(BEARER) :] if said.lower().startswith(BEARER) else ""
-        body = await _body(request, hooks.most_bytes(agent, name) + 1)
+        token = said[len(BEARER) :].strip() if said.lower().startswith(BEARER) else ""
+        most = hooks.most_bytes(agent, name, token)
+        try:
+            async with asyncio.timeout(UPLOAD / SECOND):
+                body = await _body(request, most + 1) if most else b""
+        except TimeoutError:
+            return JSONResponse({"error": "The body was too long in coming."}, 408, {"Connection": "close"})
         content = request.headers.get("content-type", "")
-        delivery = Delivery(token.strip(), request.headers.get(DELIVERY, ""), content, body)
+        delivery = Delivery(token, request.headers.get(DELIVERY, ""), content, body)
         answer = await hooks.receive(agent, name, delivery)
         if isinstance(answer, Accepted):
             status = 200 if answer.repeated else 202

@@ -17,6 +17,8 @@ class Limits(msgspec.Struct, frozen=True):
     body: int = 1024 * 1024
     requests: int = 1200
     """So many requests a token may make in a minute."""
+    pages: int = 120
+    """So many of them may be pages and downloads: each takes a hundred times as long, and agents may wait for it."""
     failures: int = 10
     """So many wrong tokens may be tried in a minute, from one place."""
     streams: int = 20
@@ -24,6 +26,8 @@ class Limits(msgspec.Struct, frozen=True):
     all_streams: int = 500
     upload: int = 30 * SECOND
     """How long a body may be in coming."""
+    head: int = 10 * SECOND
+    """How long somebody may be connected without having asked for anything."""
     stall: int = 30 * SECOND
     """How long somebody may take nothing of what they are sent."""
     check: int = 2 * SECOND

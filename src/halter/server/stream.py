@@ -31,6 +31,7 @@ from halter.server.feed import OLD, Feed, Told
 SOCKET: Final = "/api/ws"
 FIRST_WORDS: Final = 10 * SECOND
 LONGEST_CURSOR: Final = 100_000
+LONGEST_NUMBER: Final = 15
 LONGEST_REASON: Final = 120
 WRONG: Final = 1007
 UNUSABLE: Final = 1011
@@ -157,7 +158,8 @@ def start_of(listening: Listening, after: str, feed: str) -> Start:
     if not after:
         return Start(listening)
     if dot and "=" not in after and number.isdecimal():
-        return Start(listening, int(number) + 1) if name == feed else Start(listening, anew=True)
+        known = name == feed and len(number) <= LONGEST_NUMBER
+        return Start(listening, int(number) + 1) if known else Start(listening, anew=True)
     return Start(msgspec.structs.replace(listening, after=read_cursor(after)))
 
 

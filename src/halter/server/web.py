@@ -111,9 +111,13 @@ def web(app: App, door: Door, keys: Keyring, feed: "Feed", extras: Extras) -> En
     add_login(api, door, keys, app.clock, Rates(extras.limits.failures))
     add_hooks(api, lambda: extras.deliveries.hooks)
     _add_rest(api)
-    if not extras.pages or not _mount_dashboard(api, app, feed.bus):
+
+    def tell(sentence: str) -> None:
+        extras.tell(one_line(sentence))
+
+    if not extras.pages or not _mount_dashboard(api, app, feed.bus, tell):
         _add_plain(api)
-    return Entrance(api, door, keys, app.clock, extras.limits, lambda sentence: extras.tell(one_line(sentence)))
+    return Entrance(api, door, keys, app.clock, extras.limits, tell)
 
 
 def _add_rest(api: "FastAPI") -> None:
@@ -142,7 +146,7 @@ def _add_plain(api: "FastAPI") -> None:
     api.get("/", **_ROUTE)(plain)
 
 
-def _mount_dashboard(api: "FastAPI", app: App, bus: Bus) -> bool:
+def _mount_dashboard(api: "FastAPI", app: App, bus: Bus, tell: Callable[[str], None]) -> bool:
     """Put the pages in their place, if they are there."""
     from importlib.util import find_spec
 
@@ -150,7 +154,7 @@ def _mount_dashboard(api: "FastAPI", app: App, bus: Bus) -> bool:
         return False
     from halter.server.dashboard.mounted import mount
 
-    mount(api, app, bus)
+    mount(api, app, bus, tell)
     return True
 
 
@@ -164,4 +168,4 @@ async def serve_web(app: App, listening: socket.socket, keys: Keyring, bus: Bus,
     feed = Feed(app.store, app.clock, app.ids, bus)
     with listening:
         entrance = web(app, door_of(host, port, extras.names), keys, feed, extras)
-        await together([feed.run, lambda: run(entrance, listening, entrance.closing.set)])
+        await together([feed.run, lambda: run(entrance, listening, entrance.closing.set, extras.limits.head)])

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -65,11 +65,18 @@ def _refuse_unless_it_answers(asked: Waiting, matcher: Matcher, keys: tuple[str,
     """Try a rule on the call that is asked about, as far as that was shown."""
     if isinstance(matcher, Same) or REDACTED in asked.shown:
         return
-    values, _ = json.JSONDecoder().raw_decode(asked.shown.removeprefix(f"{asked.name} "))
+    values = _shown(asked)
     rule = Always(id="", tool=asked.name, matcher=matcher, keys=keys, scope="fleet", by="", made_at=0, expires_at=1)
     spec = ToolSpec(name=asked.name, description="", schema=b"")
-    if not matches(rule, spec, Valid(cast("dict[str, Any]", values), b""), "", "", 0):
+    if not matches(rule, spec, Valid(values, b""), "", "", 0):
         wrong(f"{match!r} would not even match the call that is asked about: look at it in `halter inbox`.")
+
+
+def _shown(asked: Waiting) -> dict[str, Any]:
+    try:
+        return json.JSONDecoder().raw_decode(asked.shown.removeprefix(f"{asked.name} "))[0]
+    except (ValueError, RecursionError):
+        refused("What was asked about cannot be read any more, so no rule can be tried on it: write same.")
 
 
 def told(matcher: Matcher) -> str:

@@ -41,19 +41,22 @@ class Said(msgspec.Struct, frozen=True):
     rule: str = ""
 
 
-async def approve(desk: Desk, decision: str, answer: Answer) -> Said:
-    """Say yes. What does not fit the question is not taken for an answer."""
+async def approve(desk: Desk, decision: str, answer: Answer, *, whole: bool = True) -> Said:
+    """Say yes. What does not fit the question is not taken for an answer.
+
+    Only somebody who types may name a decision by less than its `whole` id.
+    """
     desk.demand("approver", "approve anything")
-    asked = await decision_meant(desk, decision)
+    asked = await decision_meant(desk, decision, whole=whole)
     write, said = await _yes(desk, asked, answer)
     await _commit(desk, asked, write)
     return said
 
 
-async def deny(desk: Desk, decision: str, reason: str = "") -> Said:
+async def deny(desk: Desk, decision: str, reason: str = "", *, whole: bool = True) -> Said:
     """Say no."""
     desk.demand("approver", "deny anything")
-    asked = await decision_meant(desk, decision)
+    asked = await decision_meant(desk, decision, whole=whole)
     await _commit(desk, asked, approvals.decide(asked, "deny", desk.who.name, desk.app.ids.new(), reason))
     return Said(asked.decision, _no(asked))
 

@@ -112,9 +112,12 @@ def readable_scope(scope: str) -> str:
     return readable(scope, "a scope")
 
 
-def meant(found: Sequence[tuple[str, T]], beginning: str, none: str) -> T:
-    """Find the one thing whose name begins as was typed; say so if there is none, or more than one."""
-    some = [(name, each) for name, each in found if name.startswith(beginning)]
+def meant(found: Sequence[tuple[str, T]], beginning: str, none: str, *, whole: bool = False) -> T:
+    """Find the one thing whose name begins as was typed; say so if there is none, or more than one.
+
+    What is meant by its `whole` name is never another that begins so: the one that was shown may be gone by now.
+    """
+    some = [(name, each) for name, each in found if name == beginning or (name.startswith(beginning) and not whole)]
     exact = [(name, each) for name, each in some if name == beginning]
     if len(exact or some) == 1:
         return (exact or some)[0][1]

@@ -21,17 +21,17 @@ async def proposals(desk: Desk) -> Sequence[Left]:
     return [left for left in await keeping.proposals(desk.app.store) if desk.who.sees(left.agent)]
 
 
-async def left_meant(desk: Desk, wanted: str, among: Among) -> Left:
+async def left_meant(desk: Desk, wanted: str, among: Among, *, whole: bool = False) -> Left:
     """Find what an id names by its beginning."""
     found = await (findings(desk) if among == "findings" else proposals(desk))
-    none = f"None of them begins with {wanted!r}: look at halter {among}."
-    return meant([(left.id, left) for left in found], wanted, none)
+    none = f"None of them {'is called' if whole else 'begins with'} {wanted!r}: look at halter {among}."
+    return meant([(left.id, left) for left in found], wanted, none, whole=whole)
 
 
-async def settle(desk: Desk, wanted: str, status: Kept, among: Among, reason: str = "") -> str:
+async def settle(desk: Desk, wanted: str, status: Kept, among: Among, reason: str = "", *, whole: bool = True) -> str:
     """Let a person say what becomes of something; name it."""
     desk.demand("approver", "decide what is kept")
-    left = await left_meant(desk, wanted, among)
+    left = await left_meant(desk, wanted, among, whole=whole)
     if not await keeping.settle(desk.app, left, status, reason, by=desk.who.name):
         refused(f"{left.id} was decided by somebody else at this very moment.")
     return left.id

@@ -21,11 +21,12 @@ def _agent(row: RuleRow, sessions: dict[str, str]) -> str:
     return sessions.get(row.owner, "") if row.scope == "session" else row.owner
 
 
-async def end(desk: Desk, rule: str, reason: str = "") -> RuleRow:
+async def end(desk: Desk, rule: str, reason: str = "", *, whole: bool = True) -> RuleRow:
     """Take an "always" back: from now on such calls are asked about again."""
     desk.demand("operator", "end a rule")
     found = [(row.rule, row) for row in await rules(desk)]
-    row = meant(found, rule, f"No rule begins with {rule!r}: look at `halter rules`.")
+    none = f"No rule {'is called' if whole else 'begins with'} {rule!r}: look at `halter rules`."
+    row = meant(found, rule, none, whole=whole)
     if row.scope == "fleet":
         desk.demand_all("end a rule for every agent")
     if not (await desk.app.store.commit(end_rule(row.rule, desk.who.name, desk.app.ids.new(), reason))).events:

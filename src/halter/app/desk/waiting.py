@@ -38,10 +38,11 @@ async def waiting(desk: Desk) -> list[Waiting]:
     return [one for one in rows if one.expires_at > now and desk.who.sees(one.agent)]
 
 
-async def decision_meant(desk: Desk, decision: str) -> Waiting:
+async def decision_meant(desk: Desk, decision: str, *, whole: bool = False) -> Waiting:
     """Find the one decision whose id begins as was typed; say so if there is none, or more than one."""
     found = [(one.decision, one) for one in await waiting(desk)]
-    return meant(found, decision, f"No open decision begins with {decision!r}: look at `halter inbox`.")
+    none = f"No open decision {'is called' if whole else 'begins with'} {decision!r}: look at `halter inbox`."
+    return meant(found, decision, none, whole=whole)
 
 
 def as_object(one: Waiting) -> dict[str, object]:

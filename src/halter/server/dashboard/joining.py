@@ -5,6 +5,7 @@ connection must have been let in by the door for the same person, and what it sa
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -12,7 +13,9 @@ from nicegui import Client, core
 
 from halter.server.entrance import WHO
 
-SPEAKING: Final = ("event", "javascript_response", "ack", "log")
+SPEAKING: Final = ("event", "javascript_response", "ack")
+NONSENSE: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What comes of a message that is not of the form that a page of ours would send: it is not heard."""
 
 
 def only_by_the_same() -> None:
@@ -23,18 +26,31 @@ def only_by_the_same() -> None:
         sio.on(name, _speaking(handlers[name], sio))
     sio.on("handshake", _joining(handlers["handshake"], sio))
     sio.on("connect", _connecting(handlers["connect"]))
+    sio.on("log", _unheard)
+    # Each other way to be connected passes by the bounds on how many may be.
+    sio.eio.transports = ["websocket"]
+
+
+def _unheard(*_: Any) -> None:
+    """Write nothing that a browser says to where people read what the server says."""
 
 
 def _speaking(inner: Callable[..., Any], sio: Any) -> Callable[..., Any]:
-    def speak(sid: str, said: dict[str, Any]) -> Any:
-        return inner(sid, said) if said.get("client_id") in sio.rooms(sid) else None
+    def speak(sid: str, *said: Any) -> None:
+        with suppress(*NONSENSE):
+            (one,) = said
+            if one.get("client_id") in sio.rooms(sid):
+                inner(sid, one)
 
     return speak
 
 
 def _joining(inner: Callable[..., Any], sio: Any) -> Callable[..., Any]:
-    async def join(sid: str, said: dict[str, Any]) -> bool:
-        return same(said.get("client_id"), sio.get_environ(sid)) and await inner(sid, said)
+    async def join(sid: str, *said: Any) -> bool:
+        with suppress(*NONSENSE):
+            (one,) = said
+            return same(one.get("client_id"), sio.get_environ(sid)) and await inner(sid, one)
+        return False
 
     return join
 
@@ -44,7 +60,9 @@ def _connecting(inner: Callable[..., Any]) -> Callable[..., Any]:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("client_id", [None])[0]
         if asked is not None and not same(asked, environ):
             return False
-        return await inner(sid, environ, auth)
+        with suppress(*NONSENSE):
+            return await inner(sid, environ, auth)
+        return False
 
     return connect
 

@@ -20,6 +20,7 @@ from halter.server.dashboard.frame import framed
 from halter.server.dashboard.home import home
 from halter.server.dashboard.legible import one_line
 from halter.server.dashboard.live import Live
+from halter.server.dashboard.overheard import overhear
 from halter.server.dashboard.parts import words
 from halter.server.dashboard.receipt import receipt
 from halter.server.dashboard.room import Refresh, Room
@@ -36,11 +37,12 @@ ATTENTION: Final = 15.0
 Shows = Callable[..., Awaitable[Refresh]]
 
 
-def mount(api: FastAPI, app: App, bus: Bus) -> Live:
+def mount(api: FastAPI, app: App, bus: Bus, tell: Callable[[str], None] = lambda _: None) -> Live:
     """Put the dashboard under `/`. Whoever comes here was let in by the door, which left a `Who` in the scope.
 
-    What is returned listens to the bus for as long as a page is open.
+    What is returned listens to the bus for as long as a page is open. What breaks is told to whoever runs the server.
     """
+    overhear(tell)
     live = Live(bus, app.clock)
     downloads(api, app)
     for path, title, here, shows in (

@@ -22,7 +22,9 @@ from halter.server.dashboard.saying import Saying
 from halter.server.dashboard.spans import LANES, spans_of
 
 TAIL = 400
-"""So many of the newest events are shown; the receipt and the export tell of all of them."""
+"""So many of the newest events are drawn and searched for words; the receipt and the export tell of all of them."""
+LISTED = 100
+"""So many of them stand in the list: each line takes its time to make, in which no agent gets on."""
 
 
 async def session(room: Room, name: str) -> Refresh:
@@ -48,7 +50,7 @@ async def session(room: Room, name: str) -> Refresh:
         events = await looking.newest_events(room.desk, row.session, TAIL)
         _show_head(room, head, await room.desk.session(row.session))
         plot.show(timeline(spans_of(events, room.now), LANES), empty=not spans_of(events, room.now))
-        lines.show({stored.seq: stored for stored in reversed(events)})
+        lines.show({stored.seq: stored for stored in reversed(events[-LISTED:])})
         await saying.show(events)
         await knowing.show_history(events)
 
