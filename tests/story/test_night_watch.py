@@ -187,6 +187,12 @@ def test_with_a_key_in_the_environment_that_providers_model_thinks(world: World,
     assert thinks(demo.place.agent) == ("reflex:rules", ())
 
 
+def test_whoever_cannot_type_halter_yet_is_told_how(demo: Demo, tmp_path: Path) -> None:
+    furnished = demo.furnish()
+    assert f"  export PATH='{tmp_path}/a clone':$PATH" in words_for(demo.place, RULES, furnished, tmp_path / "a clone")
+    assert "export PATH" not in "".join(words_for(demo.place, RULES, furnished))
+
+
 @pytest.mark.parametrize("environ", [{}, {"ANTHROPIC_API_KEY": ""}, {"PATH": "/bin"}])
 def test_without_a_key_rules_think(environ: dict[str, str]) -> None:
     assert brain(environ, lambda _: True) == RULES
