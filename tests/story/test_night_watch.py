@@ -16,13 +16,13 @@ from halter.config.agent import read_agent
 from halter.config.fleet import Fleet
 from halter.config.mind import read_mind
 from halter.config.trust import Trust, folder_digest
-from halter.core.clock import MINUTE, SECOND
+from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.demo.place import AGENT, FILES, RULES, Furnished, Place, brain, furnish, place_of, shipped_digest
-from halter.demo.scenery import LEFTOVER, ROUND, Scenery, is_down
+from halter.demo.scenery import LEFTOVER, ROUND, TIMES, Scenery, is_down
 from halter.guard.approvals import decide, needs_you
 from halter.testing.world import World
 from tests.story.autonomous import rhythm
@@ -112,12 +112,27 @@ async def test_a_no_leaves_the_file_where_it_is_and_the_agent_goes_on_watching(w
     assert len(findings) == 2
 
 
-async def test_who_is_not_answered_asks_no_more_for_a_while_and_goes_on(world: World, demo: Demo) -> None:
+async def test_who_is_not_answered_asks_whoever_comes_later_but_not_all_night(world: World, demo: Demo) -> None:
     demo.start()
-    await world.advance(30 * MINUTE)
-    assert demo.leftover.exists()
-    assert [stored.kind for stored in await demo.events()].count("decision_asked") == 1
+    await world.advance(9 * MINUTE)
+    assert [one.expires_at > world.now for one in await needs_you(world.journal)] == [False, True]
+    assert [stored.kind for stored in await demo.events()].count("decision_asked") == 2
+    await world.advance(3 * HOUR)
+    assert not [one for one in await needs_you(world.journal) if one.expires_at > world.now]
+    assert [stored.kind for stored in await demo.events()].count("decision_asked") == TIMES
     assert (await demo.rhythm())[-1] == "SLEEPING"
+
+
+async def test_a_file_that_an_earlier_start_left_is_asked_about_within_a_minute(world: World, demo: Demo) -> None:
+    demo.leftover.write_text("left by an earlier start")
+    os.utime(demo.leftover, (0, 0))
+    made = int(demo.leftover.stat().st_ctime * SECOND)
+    await world.advance(made - world.now + HOUR)
+    demo.start()
+    await world.advance(20 * SECOND)
+    assert not demo.leftover.exists()
+    await world.advance(MINUTE)
+    assert len(await needs_you(world.journal)) == 1
 
 
 async def test_the_next_start_goes_on_with_the_same_session(world: World, demo: Demo) -> None:
@@ -170,6 +185,12 @@ def test_with_a_key_in_the_environment_that_providers_model_thinks(world: World,
     assert f"It thinks with {model}, whose key is in your environment." in words_for(demo.place, model, furnished)
     demo.furnish(RULES)
     assert thinks(demo.place.agent) == ("reflex:rules", ())
+
+
+def test_whoever_cannot_type_halter_yet_is_told_how(demo: Demo, tmp_path: Path) -> None:
+    furnished = demo.furnish()
+    assert f"  export PATH='{tmp_path}/a clone':$PATH" in words_for(demo.place, RULES, furnished, tmp_path / "a clone")
+    assert "export PATH" not in "".join(words_for(demo.place, RULES, furnished))
 
 
 @pytest.mark.parametrize("environ", [{}, {"ANTHROPIC_API_KEY": ""}, {"PATH": "/bin"}])

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -75,7 +76,7 @@ def _live(*, browser: bool) -> None:
     place = saying_errors(lambda: place_of(os.environ, _home()))
     model = brain(os.environ)
     furnished = saying_errors(lambda: furnish(place, model, person, SystemClock().now()))
-    words = words_for(place, model, furnished)
+    words = words_for(place, model, furnished, _hidden())
     try:
         with_app(
             None,
@@ -98,7 +99,15 @@ def _home() -> Path | None:
         return None
 
 
-def words_for(place: "Place", model: str, furnished: "Furnished") -> Sequence[str]:
+def _hidden() -> Path | None:
+    """Find the folder of this program, if typing `halter` would not find it, as after `make run`."""
+    import shutil
+
+    program = Path(sys.argv[0]).absolute()
+    return program.parent if program.name == "halter" and shutil.which("halter") is None else None
+
+
+def words_for(place: "Place", model: str, furnished: "Furnished", hidden: Path | None = None) -> Sequence[str]:
     """Say what will be seen, what thinks and what it may cost, before anything starts."""
     from halter.demo.place import RULES
 
@@ -109,7 +118,8 @@ def words_for(place: "Place", model: str, furnished: "Furnished") -> Sequence[st
         *(() if "agent.yaml" in furnished.changed else (f"It thinks with {with_what}.",)),
         *furnished.told,
         f"All of it lies in {place.root}. You can also speak with it in another terminal:",
-        f"  export HALTER_STORE={place.root / 'halter.db'}",
+        *(() if hidden is None else (f"  export PATH={shlex.quote(str(hidden))}:$PATH",)),
+        f"  export HALTER_STORE={shlex.quote(str(place.root / 'halter.db'))}",
         "  halter inbox",
     )
 

@@ -16,6 +16,12 @@ DOWN: Final = (12 * SECOND, 27 * SECOND)
 ROUND: Final = 4 * MINUTE
 LEFTOVER_AFTER: Final = 33 * SECOND
 LEFTOVER: Final = "leftover.tmp"
+AGAIN: Final = 7 * MINUTE
+"""So long after a file comes the next one: by then nobody is asked about the last any more."""
+TIMES: Final = 9
+"""So often in all: whoever comes within the hour finds a question, and nobody is asked all night."""
+UNSEEN: Final = 10 * SECOND
+"""So long the file is gone before it comes again, so that it is seen to be new."""
 AGE: Final = 40 * DAY
 LOG_EVERY: Final = 10 * SECOND
 LOG_BYTES: Final = 64_000
@@ -71,13 +77,34 @@ class Scenery:
             await self._clock.sleep(LOG_EVERY)
 
     async def _leave(self) -> None:
-        """Leave an old file behind, as programs do."""
+        """Leave an old file behind, as programs do, and again for who was not there when the agent asked about it."""
+        file = self._folder / "temp" / LEFTOVER
+        if _made_before(file, self._clock.now() - AGAIN):
+            _remove(file)
         await self._clock.sleep(LEFTOVER_AFTER)
-        file, old = self._folder / "temp" / LEFTOVER, (self._clock.now() - AGE) / SECOND
-        with suppress(OSError):
-            if not file.exists():
-                file.write_text("The demo made this file, and made it look old. Nobody needs it.\n", "utf-8")
-                os.utime(file, (old, old))
+        for _ in range(TIMES):
+            _leave_old(file, self._clock.now() - AGE)
+            await self._clock.sleep(AGAIN - UNSEEN)
+            _remove(file)
+            await self._clock.sleep(UNSEEN)
+
+
+def _made_before(file: Path, moment: int) -> bool:
+    with suppress(OSError):
+        return file.stat().st_ctime * SECOND < moment
+    return False
+
+
+def _remove(file: Path) -> None:
+    with suppress(OSError):
+        file.unlink()
+
+
+def _leave_old(file: Path, moment: int) -> None:
+    with suppress(OSError):
+        if not file.exists():
+            file.write_text("The demo made this file, and made it look old. Nobody needs it.\n", "utf-8")
+            os.utime(file, (moment / SECOND, moment / SECOND))
 
 
 def _append(file: Path, line: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from halter.app.desk import decisions, money
 from halter.app.desk.decisions import Answer
 from halter.app.desk.waiting import Put, Waiting, put
+from halter.core.clock import SECOND
 from halter.core.durations import parse_duration, shown_duration
 from halter.server.dashboard.asking import REASON, Field, Given, ask
 from halter.server.dashboard.parts import Words, box, button, chip, facts, link, pre, words
@@ -40,8 +41,11 @@ def _aged(room: Room, age: Words, one: Waiting) -> None:
 
 
 def _age(room: Room, one: Waiting) -> str:
-    waits = shown_duration(max(0, room.now - one.asked_at)) or "0s"
-    return f"waits {waits}, expires in {shown_duration(max(0, one.expires_at - room.now))}"
+    return f"waits {_seconds(room.now - one.asked_at)}, expires in {_seconds(one.expires_at - room.now)}"
+
+
+def _seconds(micros: int) -> str:
+    return shown_duration(micros) if micros >= SECOND else "0s"
 
 
 def _kind(one: Waiting) -> str:

@@ -113,8 +113,9 @@ def _state(line: AgentLine) -> str:
 
 
 def _show_spent(spent: Words, line: AgentLine) -> None:
-    cap = "no cap yet" if line.cap_today is None else shown(line.cap_today)
-    spent.say(f"{shown(line.spent_today)} of {cap}")
+    """A cap stands in the store from the first cent on that is held against it."""
+    cap = "" if line.cap_today is None else f" of {shown(line.cap_today)}"
+    spent.say(f"{shown(line.spent_today)}{cap}")
 
 
 def _wake(room: Room, line: AgentLine) -> str:
