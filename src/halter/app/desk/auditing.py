@@ -9,7 +9,8 @@ from halter.app.desk.desk import Desk
 from halter.core.ports import Query
 from halter.state.audit import AuditEntry, AuditFound, entry, with_words
 
-PAGE: Final = 1000
+PAGE: Final = 100
+"""So many rows are read at once: between pages others get on, so that a long search holds up nobody, nor a halt."""
 END: Final = "\U0010ffff"
 """Sorts after every call."""
 
