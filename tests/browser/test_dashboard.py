@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from halter.app.desk import steering
+from halter.server.login import login_url
 from tests.browser.conftest import Comes, Visitor
 from tests.browser.house import House
 
@@ -41,6 +42,18 @@ def test_whoever_has_a_token_logs_in_and_out_and_nobody_else(house: House, chrom
     expect(visitor.page.get_by_label("token")).to_be_visible()
     visitor.page.goto(f"{house.url}/fleet")
     expect(visitor.page.get_by_label("token")).to_be_visible()
+    visitor.leaves()
+
+
+def test_the_address_with_the_token_opens_the_dashboard_also_where_the_login_page_stands(
+    house: House, chromium: Any
+) -> None:
+    visitor = Visitor(house, chromium.new_context())
+    visitor.page.goto(f"{house.url}/")
+    expect(visitor.page.get_by_label("token")).to_be_visible()
+    visitor.page.goto(login_url(house.url, house.secrets["viewer"]))
+    expect(visitor.page.get_by_role("heading", name="Home")).to_be_visible()
+    assert "token" not in visitor.page.url
     visitor.leaves()
 
 

@@ -176,7 +176,7 @@ async def _resume(speaking: Speaking, scope: str) -> str:
     write = halts.resume(meant or scope, app.settings.person, app.ids.new(), ramp, "said in a message")
     if not (await speaking.store.commit(write)).events:
         return f"{meant or scope} is not halted."
-    return f"{meant} may act again{f', over {shown_duration(ramp)}' if ramp else ''}."
+    return halts.let_go(meant or scope, ramp)
 
 
 async def _meant(speaking: Speaking, scope: str) -> str | None:

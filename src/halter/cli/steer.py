@@ -18,7 +18,7 @@ from halter.cli.command import (
     with_app,
 )
 from halter.cli.named import SessionArgument, session_meant
-from halter.core.durations import shown_duration
+from halter.guard import halts
 
 
 def halt(
@@ -57,7 +57,7 @@ def resume(
     if as_json:
         answer_json({"subject": scope, "done": True})
     else:
-        say(f"{scope} may act again{f', over {shown_duration(ramp)}' if ramp else ''}.")
+        say(halts.let_go(scope, ramp))
 
 
 def cancel(

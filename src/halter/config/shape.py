@@ -48,7 +48,8 @@ def dotted(path: KeyPath) -> str:
 
 def nearest(word: str, known: Sequence[str], what: str) -> str:
     """End a sentence about an unknown word with what may have been meant, and with what there is."""
-    close = difflib.get_close_matches(word, known, 1, 0.6)
+    swapped = [one for one in known if sorted(one) == sorted(word)]
+    close = swapped or difflib.get_close_matches(word, known, 1, 0.6)
     there = f"{what} are {listed(known) or 'none'}."
     return f"did you mean `{close[0]}`? {there[0].upper()}{there[1:]}" if close else there
 

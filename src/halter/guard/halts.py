@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from halter.core.clock import SECOND, Clock
+from halter.core.durations import shown_duration
 from halter.core.errors import StoreUnavailable
 from halter.core.events import HaltLifted, HaltRequested
 from halter.core.ids import FLEET, may_decide
@@ -29,6 +30,12 @@ def cancel(session: str, by: str, key: str, reason: str = "") -> Write:
     scope = f"session:{session}"
     event = HaltRequested(scope=scope, by=by, reason=reason, cancels=True)
     return Write(FLEET, key, lambda _: [Draft(event)], [(HaltRow, (scope,))])
+
+
+def let_go(scope: str, ramp: int) -> str:
+    """Say that a scope may act again, and how soon its sessions do."""
+    when = f"; its sessions come back one after the other, within {shown_duration(ramp)}" if ramp else ""
+    return f"{scope} may act again{when}."
 
 
 def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Write:

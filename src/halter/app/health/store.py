@@ -15,6 +15,7 @@ from halter.core.clock import HOUR, SECOND
 from halter.core.durations import shown_duration
 from halter.core.ports import Query
 from halter.core.rows import AgentRow, HoldRow, SessionRow
+from halter.core.text import counted
 
 CLOCKS_APART: Final = 2 * SECOND
 OLD_HOLD: Final = HOUR
@@ -58,7 +59,7 @@ async def store_checks(app: App) -> AsyncGenerator[Check]:
 async def _counts(app: App) -> Check:
     (counts,) = await app.store.ask(Query("counts", Counts))
     meta = {row.name: row.value for row in await app.store.ask(Query("meta", Meta))}
-    held = f"{counts.events:,} events in {counts.streams:,} streams, {counts.sessions:,} sessions"
+    held = f"{counts.events:,} events in {counts.streams:,} streams, {counted(counts.sessions, 'session')}"
     return fine("store", f"Schema {meta['schema']}, {held}. Id {meta['store']}.")
 
 

@@ -6,10 +6,11 @@ from nicegui.element import Element
 
 from halter.app.desk import looking, steering
 from halter.app.words.moments import moment
-from halter.core.durations import parse_duration, shown_duration
+from halter.core.durations import parse_duration
 from halter.core.ids import FLEET
 from halter.core.rows import HaltRow
 from halter.core.text import counted
+from halter.guard import halts
 from halter.server.dashboard.asking import REASON, Field, Given, ask
 from halter.server.dashboard.live import Grown
 from halter.server.dashboard.parts import Kept, Words, box, button, link, submit, words
@@ -118,7 +119,7 @@ def resume(room: Room, scope: str) -> None:
 
     async def do(given: Given) -> str:
         ramp = await steering.resume(room.desk, scope, parse_duration(given["over"]), given["reason"])
-        return f"{scope} may act again{f', over {shown_duration(ramp)}' if ramp else ''}."
+        return halts.let_go(scope, ramp)
 
     over = Field("over", "Let sessions go one after the other, over", "1m" if scope == "fleet" else "0s")
     ask(room, f"Resume {scope}?", "Its sessions go on where they stand.", (over, REASON), "Resume", do)
