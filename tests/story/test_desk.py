@@ -292,6 +292,25 @@ async def test_the_fleet_tells_how_each_agent_stands(everywhere: Office) -> None
     assert mine.sensors == {"mine-eye": "failing"}
 
 
+@pytest.mark.parametrize(("more", "ramp"), [(0, 2), (3, 5), (80, 60)])
+async def test_a_small_fleet_comes_back_soon_and_a_large_one_over_a_minute(
+    office: Office, more: int, ramp: int
+) -> None:
+    for number in range(more):
+        await office.scribe.start(f"more-{number}", agent="mine")
+    await office.scribe.start("over", agent="mine")
+    await office.scribe.end("over")
+    await steering.halt(office.desk(), "fleet")
+    assert await steering.resume(office.desk(), "fleet") == ramp * SECOND
+    await steering.halt(office.desk(), "agent:mine")
+    assert await steering.resume(office.desk(), "agent:mine") == 0
+
+
+async def test_a_fleet_comes_back_over_the_time_that_is_named(office: Office) -> None:
+    await steering.halt(office.desk(), "fleet")
+    assert await steering.resume(office.desk(), "fleet", 0) == 0
+
+
 @pytest.mark.parametrize("scope", ["", "flea", "agent:", "session", "agent:\ud800", "session:\x00"])
 async def test_what_is_no_scope_is_called_so(office: Office, scope: str) -> None:
     with pytest.raises(NotDone) as no:

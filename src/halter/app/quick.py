@@ -45,8 +45,6 @@ from halter.state.receipt import receipt
 
 SHOWN = 10
 """So many sessions or decisions are listed, and then how many more there are."""
-RAMP = MINUTE
-"""How long it takes until all sessions act again after the whole fleet was halted."""
 PAGE = 1000
 SEEN = 15 * MINUTE
 """For so long a person remembers what they were shown."""
@@ -172,7 +170,7 @@ async def _resume(speaking: Speaking, scope: str) -> str:
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
     meant = await _meant(speaking, scope)
-    ramp = RAMP if meant == "fleet" else 0
+    ramp = await halts.usual_ramp(speaking.store, meant or scope)
     write = halts.resume(meant or scope, app.settings.person, app.ids.new(), ramp, "said in a message")
     if not (await speaking.store.commit(write)).events:
         return f"{meant or scope} is not halted."

@@ -48,7 +48,7 @@ def resume(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a halted scope act again. After a halt of the fleet, its sessions come back over a minute.
+    """Let a halted scope act again. A fleet comes back over a second for each session, at most a minute.
 
     Leaves with 1 if the scope was not halted.
     """

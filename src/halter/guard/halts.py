@@ -6,14 +6,14 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from halter.core.clock import SECOND, Clock
+from halter.core.clock import MINUTE, SECOND, Clock
 from halter.core.durations import shown_duration
 from halter.core.errors import StoreUnavailable
 from halter.core.events import HaltLifted, HaltRequested
 from halter.core.ids import FLEET, may_decide
 from halter.core.ports import Draft, Query, Rows, Store, Write
 from halter.core.row import R
-from halter.core.rows import HaltRow
+from halter.core.rows import HaltRow, SessionRow
 
 LOOK: Final = SECOND // 5
 """How often the store is asked while something is in flight: a halt must be heard well within a second."""
@@ -30,6 +30,17 @@ def cancel(session: str, by: str, key: str, reason: str = "") -> Write:
     scope = f"session:{session}"
     event = HaltRequested(scope=scope, by=by, reason=reason, cancels=True)
     return Write(FLEET, key, lambda _: [Draft(event)], [(HaltRow, (scope,))])
+
+
+async def usual_ramp(store: Store, scope: str) -> int:
+    """Work out over how long a scope comes back: a fleet takes a second for each of its sessions, and at most a minute.
+
+    So many do not rush in at once, and few do not wait for nobody.
+    """
+    if scope != "fleet":
+        return 0
+    rows = await store.ask(Query("all_sessions", SessionRow))
+    return min(MINUTE, SECOND * sum(row.ended_at is None or row.state == "HALTED" for row in rows))
 
 
 def let_go(scope: str, ramp: int) -> str:

@@ -7,7 +7,7 @@ import msgspec
 
 from halter.app.desk.desk import Desk, readable, refused, wrong
 from halter.app.desk.looking import all_events
-from halter.core.clock import MINUTE, SECOND
+from halter.core.clock import SECOND
 from halter.core.errors import LeaseLost, StoreError
 from halter.core.events import SessionParked
 from halter.core.ids import SessionId, new_worker, session_stream
@@ -60,10 +60,10 @@ async def halt(desk: Desk, scope: str, reason: str = "") -> bool:
 
 
 async def resume(desk: Desk, scope: str, over: int | None = None, reason: str = "") -> int:
-    """Let a halted scope act again, over a time that is returned: a fleet comes back over a minute, unless told."""
+    """Let a halted scope act again, over the time that is returned: that which is usual, unless one is named."""
     desk.demand("operator", "lift a halt")
     await desk.demand_scope(scope, "lift a halt of the fleet")
-    ramp = (MINUTE if scope == "fleet" else 0) if over is None else over
+    ramp = await halts.usual_ramp(desk.app.store, scope) if over is None else over
     write = halts.resume(scope, desk.who.name, desk.app.ids.new(), ramp, clean(reason))
     if not (await desk.app.store.commit(write)).events:
         refused(f"{scope} is not halted.")

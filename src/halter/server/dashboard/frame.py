@@ -118,11 +118,13 @@ def resume(room: Room, scope: str) -> None:
     """Ask how a halted scope shall come back."""
 
     async def do(given: Given) -> str:
-        ramp = await steering.resume(room.desk, scope, parse_duration(given["over"]), given["reason"])
+        over = parse_duration(given["over"]) if given["over"].strip() else None
+        ramp = await steering.resume(room.desk, scope, over, given["reason"])
         return halts.let_go(scope, ramp)
 
-    over = Field("over", "Let sessions go one after the other, over", "1m" if scope == "fleet" else "0s")
-    ask(room, f"Resume {scope}?", "Its sessions go on where they stand.", (over, REASON), "Resume", do)
+    says = "Its sessions go on where they stand. A fleet takes a second for each of them, unless you name another time."
+    over = Field("over", "Let sessions go one after the other, over", "")
+    ask(room, f"Resume {scope}?", says, (over, REASON), "Resume", do)
 
 
 MOST = 1_000_000
