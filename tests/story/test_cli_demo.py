@@ -2,17 +2,20 @@
 
 import json
 import signal
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from halter.core.errors import ConfigError
 from halter.core.money import DOLLAR
-from halter.demo.dashboard import has_display, taken
-from halter.server.web import PORT
-from tests.story.test_cli_talk import Person
+from halter.demo.dashboard import has_display
+from halter.server.web import PORT, bind
+from tests.story.test_cli_talk import Person, until
 from tests.story.test_cli_up import Up
 
 
@@ -154,8 +157,21 @@ def test_the_address_on_the_screen_opens_the_dashboard_and_its_token_is_kept_now
     second.ends()
 
 
+def held(port: int) -> socket.socket:
+    """Take this very port, as soon as no other test has it."""
+    found: list[socket.socket] = []
+
+    def is_ours() -> bool:
+        with suppress(ConfigError):
+            found.append(bind(port=port))
+        return bool(found)
+
+    until(is_ours)
+    return found[0]
+
+
 def test_where_the_usual_port_is_in_use_the_next_free_one_is_taken_and_told(ada: Person) -> None:
-    with taken(PORT), taken(PORT + 1):
+    with held(PORT), held(PORT + 1):
         live = Demo(ada)
         base, secret = login(live)
         port = urlsplit(base).port
