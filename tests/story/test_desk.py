@@ -1,6 +1,7 @@
 """The desk: what somebody may see and do, the same for every face."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from halter.core.events import (
     SensorChanged,
     TriggerMade,
 )
-from halter.core.ids import FLEET, StreamId, session_stream, trigger_stream
+from halter.core.ids import FLEET, StreamId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import Leg
 from halter.core.ports import Draft, Query, Write
 from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, RuleRow, StreamRow
@@ -322,6 +323,15 @@ async def test_what_is_no_scope_is_called_so(office: Office, scope: str) -> None
 async def test_nothing_and_too_much_are_not_said_to_a_session(office: Office, text: str) -> None:
     with pytest.raises(NotDone, match="Say something"):
         await steering.tell(office.desk(), "mine-1", text)
+
+
+async def test_a_secret_that_is_told_to_a_session_is_kept_by_no_journal(office: Office) -> None:
+    told = replace(office.app, environ={"HALTER_SECRET_BANK": "made-up-but-long-4711"})
+    await steering.tell(Desk(told, Who("bea")), "mine-1", "The word is made-up-but-long-4711.")
+    (stored,) = await office.ground.store.read(inbox_stream("mine-1"))
+    assert stored.body is not None
+    assert b"The word is" in stored.body
+    assert b"4711" not in stored.body
 
 
 async def test_a_search_of_the_audit_finds_words_agents_tools_and_outcomes(everywhere: Office) -> None:
