@@ -87,7 +87,8 @@ async def attending(
     running = Running(store, app.clock, speaking.gatehouse(), lease, standing, everything, waits)
     tasking.running = running
     aware = Awareness(HotState(terms.pacing.fields), app.clock)
-    aware.hot.restore(await _kept(speaking, row))
+    if terms.pacing.fields:
+        aware.hot.restore(await _kept(speaking, row))
     senses = aware.senses() if terms.pacing.fields or row.kind == "autonomous" else NO_SENSES
     loop = Loop(running, app.clock, thinks, speaking.chance, senses, watching)
     pace = (

@@ -194,8 +194,8 @@ class Loop:
     async def go_on(self) -> Turn:
         """Take the turn's steps until it is over."""
         while not self.turn.over:
-            chance = self._chance.random()
-            near = self.near_budget()
+            chance = self._chance.random() if self.turn.failures else 1.0
+            near = not self.turn.warned and self.near_budget()
             match next_step(self.turn, self.rules, self._clock.now(), near_budget=near, chance=chance):
                 case Think(model, after):
                     await self._think(model, after)

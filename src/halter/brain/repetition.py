@@ -85,8 +85,4 @@ def _canonical(arguments: str) -> bytes:
 
 def _digest(fields: Iterable[bytes]) -> bytes:
     """Hash fields so that no two lists of them look the same when joined."""
-    digest = hashlib.sha256()
-    for field in fields:
-        digest.update(b"%d:" % len(field))
-        digest.update(field)
-    return digest.digest()
+    return hashlib.sha256(b"".join([b"%d:%b" % (len(field), field) for field in fields])).digest()

@@ -1,7 +1,6 @@
 """What the layers ask of the outside world, as Protocols: whoever needs one is given one."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -58,8 +57,7 @@ class Stored(msgspec.Struct, frozen=True):
         return self.digest != b"" and self.body is None
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, weakref=True):
     """The right to write a session's stream, for as long as nobody took a later generation."""
 
     session: SessionId
@@ -83,8 +81,7 @@ class Rows(Protocol):
 Decide = Callable[[Rows], Sequence[Draft]]
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """One transaction: look at locked rows, decide purely, append what was decided.
 
     `key` names the write: repeated, it answers as the first time. `decide` may run twice and must be pure.
@@ -99,24 +96,21 @@ class Write:
     others: Sequence[StreamId] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(msgspec.Struct, frozen=True):
     """What a write came to: its events, durable, and whether they had been there already."""
 
     events: tuple[Stored, ...]
     repeated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True):
     """The answer to a heartbeat. `held` is None while all is well; after a lapse, the leases that are left."""
 
     now: int
     held: frozenset[Lease] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """A hint that a stream grew, or EVERY_STREAM may have. Hints may be lost; the journal never is."""
 
     stream: StreamId
@@ -127,13 +121,12 @@ EVERY_STREAM: Final = StreamId("*")
 """What a hint names after a time in which no hints could be heard, and when too many streams grew at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Query(Generic[T]):
+class Query(msgspec.Struct, Generic[T], frozen=True):
     """A named read-only question; its SQL stands under this name in the journal's queries."""
 
     name: str
     row: type[T]
-    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    params: Mapping[str, Any] = {}
 
 
 class Store(Protocol):

@@ -1,6 +1,7 @@
 """From what a model asked for to what the judge is asked: everything that can be known before a row is locked."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from hashlib import sha256
 
 import msgspec
@@ -36,7 +37,7 @@ class Call(msgspec.Struct, frozen=True):
     at_most: int | None = None
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Standing(msgspec.Struct, frozen=True, dict=True):
     """Where a session stands: whose it is, which phase it is in, and the policy it runs under.
 
     `secrets` are those that the policy grants and that are there; `quarantined` the tools that wait for a person.
@@ -59,10 +60,31 @@ class Standing(msgspec.Struct, frozen=True):
 
     def kept(self) -> Kept:
         """Tell what is kept back, and of whose caps."""
-        return Kept(self.session, self.kept_usd, self.kept_tokens)
+        return self._kept
 
     def caps(self) -> Caps:
         """Tell what may be spent."""
+        return self._caps
+
+    def spender(self) -> Spender:
+        """Tell who spends."""
+        return self._spender
+
+    def scopes(self) -> tuple[str, ...]:
+        """List the scopes in which a halt stops this session."""
+        return self._scopes
+
+    # It stands like this for many steps: what follows from it is worked out once.
+    @cached_property
+    def _kept(self) -> Kept:
+        return Kept(self.session, self.kept_usd, self.kept_tokens)
+
+    @cached_property
+    def _spender(self) -> Spender:
+        return Spender(self.session, self.agent, self.trigger)
+
+    @cached_property
+    def _caps(self) -> Caps:
         caps = self.policy.caps.less(self.kept_usd, self.kept_tokens)
         if self.tokens_per_hour is None:
             return caps
@@ -76,8 +98,8 @@ class Standing(msgspec.Struct, frozen=True):
         policy = msgspec.structs.replace(self.policy, caps=msgspec.structs.replace(caps, session=cap))
         return msgspec.structs.replace(self, policy=policy)
 
-    def scopes(self) -> tuple[str, ...]:
-        """List the scopes in which a halt stops this session."""
+    @cached_property
+    def _scopes(self) -> tuple[str, ...]:
         trigger = (f"trigger:{self.trigger}",) if self.trigger else ()
         return (f"session:{self.session}", *trigger, f"agent:{self.agent}", "fleet")
 
@@ -108,7 +130,7 @@ def prepare(
     risk = assess(spec, arguments) if risk_assessed(rule) else None
     flaw = flaw_of(standing, spec) or _missing(standing, arguments) or _nameless(standing, arguments)
     asked = _asked(standing, call, now, flaw, spec, rule)
-    spender = Spender(standing.session, standing.agent, standing.trigger)
+    spender = standing.spender()
     asked = msgspec.structs.replace(
         asked,
         arguments=arguments.canonical,

@@ -22,7 +22,7 @@ from halter.core.errors import ModelError, ModelUnavailable
 from halter.core.events import CostCapReached, OverrunIncurred, RequestRefused, RequestSettled, RequestStarted
 from halter.core.here import stays_here
 from halter.core.ids import StreamId, session_stream
-from halter.core.limits import Spender, accounts
+from halter.core.limits import accounts
 from halter.core.messages import Hear, Model, Prompt, Reply
 from halter.core.money import Charge, believable
 from halter.core.ports import Committed, Lease, Store, Write, kept, said
@@ -191,7 +191,7 @@ class ModelDoor:
             request=f"{request.id}/{attempt}",
             model=str(model.name),
             purpose=request.purpose,
-            spender=Spender(standing.session, standing.agent, standing.trigger),
+            spender=standing.spender(),
             caps=standing.caps(),
             now=self._clock.now(),
             rates=self._prices.find(model.name, model.base_url),

@@ -28,7 +28,7 @@ class WorkingSet:
     def __init__(self, loaded: Mapping[RowKey, Row | None], now: int) -> None:
         self._rows = dict(loaded)
         self._loaded = loaded
-        self.now = max(now, max(_times(loaded.values()), default=0))
+        self.now = _not_before(loaded.values(), now)
         self.events: list[Stored] = []
         self.erasures: list[Erase] = []
         self._touched: dict[RowKey, None] = {}
@@ -74,13 +74,14 @@ class WorkingSet:
         return changes
 
 
-def _times(rows: Iterable[Row | None]) -> Iterable[int]:
-    """Yield the times that a new event must not precede, so that a clock set back cannot reorder anything."""
+def _not_before(rows: Iterable[Row | None], now: int) -> int:
+    """Tell the time of a new event: none that it must not precede, so that a clock set back cannot reorder anything."""
     for row in rows:
         if isinstance(row, StreamRow):
-            yield row.at
+            now = max(now, row.at)
         elif isinstance(row, BudgetRow):
-            yield row.cap_at
+            now = max(now, row.cap_at)
+    return now
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -119,7 +120,7 @@ def apply(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Commi
     if write.lease is not None:
         fence(write.lease, rows)
     drafts = write.decide(rows)
-    return Committed(tuple(append(draft, write, rows, salt) for draft in drafts))
+    return Committed(tuple([append(draft, write, rows, salt) for draft in drafts]))
 
 
 def fence(lease: Lease, rows: WorkingSet) -> None:

@@ -1,7 +1,7 @@
 """The store that every layer above sees: one writer that commits what waits together."""
 
 import asyncio
-import secrets
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -68,7 +68,7 @@ class JournalStore:
         engine: Engine,
         *,
         inline: bool = False,
-        salt: Callable[[int], bytes] = secrets.token_bytes,
+        salt: Callable[[int], bytes] = os.urandom,
         applier: Applier = apply,
         observers: Sequence[Observer] = (),
     ) -> None:
