@@ -39,7 +39,7 @@ class Book:
         drafts = [Draft(event, *await kept(self._store, body)) for event, body in happened]
         rows = [row for event, _ in happened for row in rows_of_event(event)]
         write = Write(session_stream(self.lease.session), key, lambda _: drafts, rows, self.lease)
-        await self._store.commit(write)
+        await self._gatehouse.purse.commit(write)
 
     async def post(self, key: str, event: WakePosted, text: str) -> bool:
         """Put something into the session's own inbox; tell whether it wakes it."""

@@ -212,6 +212,10 @@ class Running(Resting):
                 case RefusedRequest():
                     return answer
 
+    async def settle_up(self) -> None:
+        """Write down, even if nobody waits for it any more, an outcome that was left for what would follow."""
+        await asyncio.shield(self._gatehouse.purse.settle_up(self.lease))
+
     def _spend(self, usd: int, tokens: int = 0) -> None:
         self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)
 

@@ -86,6 +86,7 @@ class Write(msgspec.Struct, frozen=True):
 
     `key` names the write: repeated, it answers as the first time. `decide` may run twice and must be pure.
     `reads` are the rows that it looks at or that its events change, beyond the stream's head and the session's own row.
+    `first` is another one by the same owner that is done just before, in the same transaction: both or neither.
     """
 
     stream: StreamId
@@ -94,13 +95,27 @@ class Write(msgspec.Struct, frozen=True):
     reads: Sequence[RowKey] = ()
     lease: Lease | None = None
     others: Sequence[StreamId] = ()
+    first: "Write | None" = None
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """What a write came to: its events, durable, and whether they had been there already."""
+    """What a write came to: its events, durable, and whether they had been there already.
+
+    `first` is what became of the write that was done before it in the same transaction.
+    """
 
     events: tuple[Stored, ...]
     repeated: bool = False
+    first: "Committed | None" = None
+
+    def all(self) -> tuple[Stored, ...]:
+        """List the events of both, in order."""
+        return self.events if self.first is None else (*self.first.all(), *self.events)
+
+    def fresh(self) -> tuple[Stored, ...]:
+        """List the events that this very transaction wrote, in order."""
+        own = () if self.repeated else self.events
+        return own if self.first is None else (*self.first.fresh(), *own)
 
 
 class Beat(msgspec.Struct, frozen=True):

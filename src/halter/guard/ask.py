@@ -25,7 +25,8 @@ class Call(msgspec.Struct, frozen=True):
     """One tool invocation as it was asked for; its id is also its idempotency key and the id of its hold.
 
     `edited` are the arguments that a person put in place of those that were asked for. `at_most` is how long it may
-    take, where that is less than its tool says.
+    take, where that is less than its tool says. If whoever asks `goes_on` with the session at once, and tells nobody
+    before, its outcome may be written down with what follows.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Call(msgspec.Struct, frozen=True):
     parallel_group: str = ""
     edited: bytes | None = None
     at_most: int | None = None
+    goes_on: bool = False
 
 
 class Standing(msgspec.Struct, frozen=True, dict=True):

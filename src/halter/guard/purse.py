@@ -145,6 +145,16 @@ def charged(flight: InFlight, truth: Truth) -> tuple[int, int]:
     return usd, tokens
 
 
+def foregone(flight: InFlight, truth: Truth) -> bool:
+    """Tell whether it is known without a look at the rows what settling comes to: it went well, within its hold."""
+    if truth.outcome != "ok" or truth.happened:
+        return False
+    usd, tokens = charged(flight, truth)
+    if not flight.legs:
+        return not usd
+    return all((usd if leg.unit == "usd" else tokens) <= leg.amount for leg in flight.legs)
+
+
 def _settled(flight: InFlight, truth: Truth, charge: Charge | None) -> AnyEvent:
     unheld = Unheld(flight.name, flight.purpose, flight.accounts) if charge and not flight.legs else None
     if flight.is_call:
@@ -232,6 +242,25 @@ class Purse:
         self._clock = clock
         self.patience = patience
         self._waiting: deque[asyncio.Event] = deque()
+        self._put_off: dict[Lease, Write] = {}
+
+    async def commit(self, write: Write) -> Committed:
+        """Commit what a session does next, and just before it, in the same transaction, an outcome that was put off."""
+        before = None if write.lease is None else self._put_off.get(write.lease)
+        if before is None or write.lease is None:
+            return await self._store.commit(write)
+        committed = await self._store.commit(msgspec.structs.replace(write, first=before))
+        if self._put_off.get(write.lease) is before:
+            del self._put_off[write.lease]
+        self._let_next_try()
+        return committed
+
+    async def settle_up(self, lease: Lease) -> None:
+        """Commit by itself an outcome that was put off: nothing follows that could take it along."""
+        before = self._put_off.pop(lease, None)
+        if before is not None:
+            await self._store.commit(before)
+            self._let_next_try()
 
     async def hold(
         self, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
@@ -245,7 +274,7 @@ class Purse:
         look = SHORTEST_LOOK
         while True:
             intent = msgspec.structs.replace(intent, legs=rolled(intent.legs, self._clock.now()))
-            committed = await self._store.commit(self._intending(lease, intent, kept_body, attempt))
+            committed = await self.commit(self._intending(lease, intent, kept_body, attempt))
             answer = _answer(committed)
             if answer is not None:
                 self._let_next_try()
@@ -256,8 +285,12 @@ class Purse:
             await self.until_freed(min(look, left))
             look = min(2 * look, LONGEST_LOOK)
 
-    async def settle(self, lease: Lease, flight: InFlight, truth: Truth) -> Committed:
-        """Commit the outcome with its true cost, and let somebody who waits for money try again."""
+    async def settle(self, lease: Lease, flight: InFlight, truth: Truth, *, goes_on: bool = False) -> Committed:
+        """Commit the outcome with its true cost, and let somebody who waits for money try again.
+
+        Where the session `goes_on` at once and it is sure what this comes to, its next write takes it along: both are
+        durable before anything else acts.
+        """
         if truth.body is not None:
             body, blob = await kept(self._store, truth.body)
             truth = msgspec.structs.replace(truth, body=body, blob=blob)
@@ -271,7 +304,10 @@ class Purse:
             lease,
             tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream)),
         )
-        committed = await self._store.commit(write)
+        if goes_on and foregone(flight, truth) and lease not in self._put_off:
+            self._put_off[lease] = write
+            return Committed(())
+        committed = await self.commit(write)
         self._let_next_try()
         return committed
 

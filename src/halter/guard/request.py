@@ -54,7 +54,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `record` is what the journal keeps of it, where the rest of the prompt stands there already. `input_tokens` bounds
     what is sent, where that is known better than by its length. `listen` is told the answer as it comes; one that
     `discards` takes back what an earlier attempt said. With a `nonce`, the answer may hold calls that are written as
-    text.
+    text. If whoever asks `goes_on` with the session at once, and tells nobody before, what the request came to may be
+    written down with what follows.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     listen: Listen | None = None
     discards: bool = False
     nonce: str = ""
+    goes_on: bool = False
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -120,6 +122,7 @@ class _Flying(msgspec.Struct, frozen=True):
     began: int
     values: Mapping[str, str]
     nonce: str
+    goes_on: bool
 
 
 class ModelDoor:
@@ -155,7 +158,8 @@ class ModelDoor:
         admitted = await self._admit(lease, asking)
         if not isinstance(admitted, Admitted):
             return admitted
-        flying = _Flying(lease, admitted, asking.rates, self._clock.now(), hidden.values, request.nonce)
+        began, goes_on = self._clock.now(), request.goes_on
+        flying = _Flying(lease, admitted, asking.rates, began, hidden.values, request.nonce, goes_on)
         sent = msgspec.structs.replace(hidden.prompt, max_output_tokens=admitted.max_output_tokens)
         permit = Permit(admitted.flight.id, flying.began + request.timeout, _NO_SECRETS)
         return await self._spoken(flying, request, lambda hear: model.ask(sent, permit, hear), asking.scopes)
@@ -215,7 +219,7 @@ class ModelDoor:
         while True:
             now_asking = asking.at(self._clock.now())
             write = Write(stream, f"{asking.request}/asked", partial(weigh, now_asking), rows_of(now_asking), lease)
-            committed = await self._store.commit(write)
+            committed = await self._purse.commit(write)
             answer = admission(committed)
             if isinstance(answer, Admitted):
                 before = await self._settled_before(stream, answer, committed, lease) if committed.repeated else None
@@ -263,7 +267,7 @@ class ModelDoor:
     async def _answered(self, flying: _Flying, reply: Reply) -> Answered:
         truth = _cost(flying, reply.usage, Truth("ok", body=msgspec.json.encode(reply)))
         flight = flying.admitted.flight
-        settled = await self._purse.settle(flying.lease, flight, truth)
+        settled = await self._purse.settle(flying.lease, flight, truth, goes_on=flying.goes_on)
         overrun = any(isinstance(stored.event, OverrunIncurred) for stored in settled.events)
         usd, tokens = charged(flight, truth)
         return Answered(flight.id, reply, usd, flying.admitted.max_output_tokens, overrun, tokens)

@@ -92,8 +92,7 @@ class JournalStore:
 
     async def commit(self, write: Write) -> Committed:
         """Do all of the write or nothing; it is durable when this returns."""
-        if clean(write.key) != write.key:
-            write = Write(write.stream, clean(write.key), write.decide, write.reads, write.lease, write.others)
+        write = _with_clean_keys(write)
         if self._inline:
             return self._told(self._run([write])[0])
         answer: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
@@ -254,12 +253,7 @@ class JournalStore:
             answers = run(self._engine, writes, self._applier, self._salt, wait=wait)
         finally:
             self._writing_now.release()
-        fresh = [
-            event
-            for answer in answers
-            if isinstance(answer, Committed) and not answer.repeated
-            for event in answer.events
-        ]
+        fresh = [event for answer in answers if isinstance(answer, Committed) for event in answer.fresh()]
         if fresh:
             for observer in self._observers:
                 observer.saw(fresh)
@@ -332,8 +326,8 @@ class JournalStore:
     def _told(self, answer: Answer) -> Committed:
         if isinstance(answer, LeaseLost):
             raise answer
-        if self._followers and not answer.repeated:
-            self._hint([Change(event.stream, event.seq) for event in answer.events])
+        if self._followers:
+            self._hint([Change(event.stream, event.seq) for event in answer.fresh()])
         return answer
 
     def _hint(self, changes: Sequence[Change]) -> None:
@@ -360,3 +354,10 @@ class JournalStore:
 
     async def _reading(self, job: Callable[[], T]) -> T:
         return job() if self._inline else await asyncio.get_running_loop().run_in_executor(self._reader, job)
+
+
+def _with_clean_keys(write: Write) -> Write:
+    """Make the key of a write, and of what goes before it, fit for a store."""
+    key = clean(write.key)
+    first = None if write.first is None else _with_clean_keys(write.first)
+    return write if key == write.key and first is write.first else msgspec.structs.replace(write, key=key, first=first)
