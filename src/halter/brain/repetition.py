@@ -53,7 +53,7 @@ def stuck(steps: Sequence[str], max_repeated: int) -> Loop | None:
     A single step may come `max_repeated` times in a row. A cycle has to come twice, and no sooner than a single step
     would have been noticed. Only the end of the list is looked at.
     """
-    if max_repeated <= 0:
+    if max_repeated <= 0 or not steps or steps[-1] not in steps[-1 - LONGEST_PERIOD : -1]:
         return None
     for period in range(1, LONGEST_PERIOD + 1):
         repeated = max_repeated if period == 1 else max(period, max_repeated - 1)

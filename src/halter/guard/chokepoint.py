@@ -205,7 +205,7 @@ class Door:
 
     def _begun(self, call: str, act: Act) -> asyncio.Future[Output]:
         permit = Permit(call, self._clock.now() + act.timeout, act.secrets)
-        return asyncio.ensure_future(act.tool.run(act.arguments, permit))
+        return asyncio.create_task(act.tool.run(act.arguments, permit))
 
     async def _truth(self, acting: asyncio.Future[Output], name: str, act: Act) -> Truth:
         """Wait for the tool, and tell what it came to."""

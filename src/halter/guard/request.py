@@ -34,7 +34,7 @@ from halter.guard.anonymize import Anonymized, anonymized
 from halter.guard.ask import Standing
 from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, unless_halted
 from halter.guard.halts import HaltWatch
-from halter.guard.mask import masked, masked_prompt, masked_reply
+from halter.guard.mask import Masks, masked, masked_reply
 from halter.guard.purse import LONGEST_LOOK, Purse, Truth, charged
 from halter.guard.rehydrate import rehydrated_reply
 from halter.guard.voice import HeldBack, Listen, Rehydrated, StreamMask, Voice
@@ -145,6 +145,7 @@ class ModelDoor:
         self._prices = prices
         self._stream_mask = stream_mask or partial(HeldBack, redact)
         self._redact = redact
+        self._masks = Masks(redact)
         self._patience = purse.patience
         self._halts = halts or HaltWatch(store, clock)
 
@@ -152,7 +153,7 @@ class ModelDoor:
         self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0
     ) -> RequestOutcome:
         """Let a request through, or refuse it; whatever happens is in the journal when this returns."""
-        prompt = masked_prompt(request.prompt, self._redact)
+        prompt = self._masks.prompt(lease, request.prompt)
         hidden = hiding(standing, prompt, model)
         asking = await self._asking(standing, request, prompt, hidden, model, attempt)
         admitted = await self._admit(lease, asking)
@@ -173,12 +174,12 @@ class ModelDoor:
     ) -> Answered | FailedRequest:
         """Wait for the answer, and let whoever listens have its words as they come; they are always told its end."""
         if request.listen is None:
-            return await self._answer(flying, asyncio.ensure_future(ask(None)), scopes, request.timeout)
+            return await self._answer(flying, asyncio.create_task(ask(None)), scopes, request.timeout)
         mask = Rehydrated(self._stream_mask(), flying.values) if flying.values else self._stream_mask()
         voice = Voice(flying.admitted.flight.id, request.listen, mask, discards=request.discards)
         whole = False
         try:
-            answer = await self._answer(flying, asyncio.ensure_future(ask(voice.hear)), scopes, request.timeout)
+            answer = await self._answer(flying, asyncio.create_task(ask(voice.hear)), scopes, request.timeout)
             whole = isinstance(answer, Answered)
             return answer
         finally:

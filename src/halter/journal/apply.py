@@ -4,7 +4,7 @@ The stores differ only in how they load, lock and save rows.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -20,13 +20,14 @@ from halter.core.rows import SessionRow, StreamRow
 from halter.journal.chain import SALT_BYTES, START, body_digest, link
 
 NO_BODY: Final = b""
+_TIMED: Final = (StreamRow, BudgetRow)
 
 
 class WorkingSet:
     """The locked rows of one transaction, as its writes change them one after the other."""
 
     def __init__(self, loaded: Mapping[RowKey, Row | None], now: int) -> None:
-        self._rows = dict(loaded)
+        self._rows: dict[RowKey, Any] = dict(loaded)
         self._loaded = loaded
         self.now = _not_before(loaded.values(), now)
         self.events: list[Stored] = []
@@ -37,7 +38,7 @@ class WorkingSet:
     def get(self, kind: type[R], *key: Any) -> R | None:
         """Return a declared row."""
         try:
-            return cast("R | None", self._rows[kind, key])
+            return self._rows[kind, key]
         except KeyError:
             message = f"A write looked at {kind.TABLE} {key}, which it did not declare; add it to `reads` or `others`."
             raise UndeclaredRow(message) from None
@@ -76,12 +77,8 @@ class WorkingSet:
 
 def _not_before(rows: Iterable[Row | None], now: int) -> int:
     """Tell the time of a new event: none that it must not precede, so that a clock set back cannot reorder anything."""
-    for row in rows:
-        if isinstance(row, StreamRow):
-            now = max(now, row.at)
-        elif isinstance(row, BudgetRow):
-            now = max(now, row.cap_at)
-    return now
+    times = [row.at if isinstance(row, StreamRow) else row.cap_at for row in rows if isinstance(row, _TIMED)]
+    return max(now, *times) if times else now
 
 
 class Changes(msgspec.Struct, frozen=True):
