@@ -1,18 +1,15 @@
 """What a session in somebody's hands reads and writes: its own stream, its inbox, and what is kept beside them."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from halter.core.events import AnyEvent, CallStarted, WakePosted
 from halter.core.ids import inbox_stream, session_stream
-from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said
+from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said, whole
 from halter.core.rows import SessionRow, Snapshot
 from halter.core.task_project import rows_of_event
 from halter.core.text import to_body
 from halter.guard.gatehouse import Gatehouse
 from halter.state import life
-
-PAGE: Final = 1000
 
 
 class Book:
@@ -25,10 +22,7 @@ class Book:
 
     async def events(self) -> list[Stored]:
         """Read all that the session did."""
-        found: list[Stored] = []
-        while page := await self._store.read(session_stream(self.lease.session), len(found), PAGE):
-            found += page
-        return found
+        return await whole(self._store, session_stream(self.lease.session))
 
     async def write(self, key: str, event: AnyEvent, body: bytes | None = None) -> None:
         """Write down something that happened in the session."""
@@ -58,10 +52,7 @@ class Book:
 
     async def inbox(self, after: int) -> Sequence[Stored]:
         """Read what reached the session after a place in its inbox."""
-        found: list[Stored] = []
-        while page := await self._store.read(inbox_stream(self.lease.session), after + len(found), PAGE):
-            found += page
-        return found
+        return await whole(self._store, inbox_stream(self.lease.session), after)
 
     async def said(self, stored: Stored) -> bytes:
         """Read what an event says."""

@@ -43,8 +43,8 @@ def fingerprint(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> str
     """
     given: defaultdict[str, list[bytes]] = defaultdict(list)
     for result in results:
-        given[result.id].append(_digest((result.outcome.encode(), to_body(result.text))))
-    return _digest(sorted(_call(call, given[call.id]) for call in calls)).hex()
+        given[result.id].append(_joined((result.outcome.encode(), to_body(result.text))))
+    return hashlib.sha256(_joined(sorted([_call(call, given[call.id]) for call in calls]))).hexdigest()
 
 
 def stuck(steps: Sequence[str], max_repeated: int) -> Loop | None:
@@ -71,7 +71,7 @@ def _repeats(steps: Sequence[str], period: int, repeated: int) -> bool:
 
 
 def _call(call: ToolCall, results: Iterable[bytes]) -> bytes:
-    return _digest((to_body(call.tool), _canonical(call.arguments), *sorted(results)))
+    return _joined((to_body(call.tool), _canonical(call.arguments), *sorted(results)))
 
 
 def _canonical(arguments: str) -> bytes:
@@ -83,6 +83,6 @@ def _canonical(arguments: str) -> bytes:
         return b"text " + body
 
 
-def _digest(fields: Iterable[bytes]) -> bytes:
-    """Hash fields so that no two lists of them look the same when joined."""
-    return hashlib.sha256(b"".join([b"%d:%b" % (len(field), field) for field in fields])).digest()
+def _joined(fields: Iterable[bytes]) -> bytes:
+    """Join fields so that no two lists of them look the same."""
+    return b"".join([b"%d:%b" % (len(field), field) for field in fields])

@@ -92,8 +92,10 @@ class Running(Resting):
         # What is inside another call is cleared before it, so that the outer one, done again, finds how it went.
         for flight in sorted(self._doubts, key=lambda doubt: -doubt.id.count("/")):
             await self._clear(flight, await self._arguments(events, flight.id))
-        events = await self.events()
-        self.spent = replay(events).spent
+        self.spent = self.state.spent
+        if self._doubts or self.lease.generation > 1:
+            events = await self.events()
+            self.spent = replay(events).spent
         self.overrun = overran(events)
         if self.lease.generation > 1:
             await self._look_at_cap()

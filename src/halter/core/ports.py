@@ -17,6 +17,10 @@ BLOB_FROM: Final = 32 * 1024
 """Bodies larger than this are put as blobs before the event that names them."""
 
 
+PAGE: Final = 1000
+"""So many events are read at once."""
+
+
 class Draft(msgspec.Struct, frozen=True):
     """An event to be, before the store gives it its place and time.
 
@@ -30,10 +34,11 @@ class Draft(msgspec.Struct, frozen=True):
     stream: StreamId | None = None
 
 
-class Stored(msgspec.Struct, frozen=True):
+class Stored(msgspec.Struct, frozen=True, gc=False):
     """An event as it stands in the journal.
 
-    `digest` is the salted digest of the body: it stays when body and salt are erased, so the chain holds.
+    `digest` is the salted digest of the body: it stays when body and salt are erased, so the chain holds. It can be no
+    part of a cycle, so no collector has to look at the many that a process keeps.
     """
 
     stream: StreamId
@@ -235,3 +240,13 @@ async def kept(store: Store, body: bytes | None) -> tuple[bytes | None, Digest |
     if body is None or len(body) <= BLOB_FROM:
         return body, None
     return None, await store.put(body)
+
+
+async def whole(store: Store, stream: StreamId, after: int = 0) -> list[Stored]:
+    """Read all that a stream has after a place: page by page, and none that is known to be empty."""
+    found: list[Stored] = []
+    while page := await store.read(stream, after + len(found), PAGE):
+        found += page
+        if len(page) < PAGE:
+            break
+    return found
