@@ -139,9 +139,8 @@ def _charge(flight: InFlight, truth: Truth, rows: Rows) -> Charge | None:
 
 def charged(flight: InFlight, truth: Truth) -> tuple[int, int]:
     """Tell the dollars and tokens to charge: what was reported, or what was held where no sane figure was."""
-    most = flight.most()
-    usd = truth.usd if truth.usd is not None and believable(truth.usd) else most.usd
-    tokens = truth.tokens if truth.tokens is not None and believable(truth.tokens) else most.tokens
+    usd = truth.usd if truth.usd is not None and believable(truth.usd) else flight.most().usd
+    tokens = truth.tokens if truth.tokens is not None and believable(truth.tokens) else flight.most().tokens
     return usd, tokens
 
 

@@ -1,8 +1,7 @@
 """A session is its events: this is what they fold into."""
 
 from collections.abc import Iterable
-from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -55,7 +54,10 @@ from halter.core.tools import Effect
 from halter.core.vocabulary import ENDS, Purpose, SessionKind, State
 
 
-class InFlight(msgspec.Struct, frozen=True, dict=True):
+_NOTHING: Final = Charge()
+
+
+class InFlight(msgspec.Struct, frozen=True):
     """An intent without its outcome: after a crash it is in doubt.
 
     `seq` is the intent's place in its stream. `accounts` say where a cost counts although nothing was held for it.
@@ -81,10 +83,8 @@ class InFlight(msgspec.Struct, frozen=True, dict=True):
 
     def most(self) -> Charge:
         """Tell the charge of something unanswerable: all that was held for it."""
-        return self._most
-
-    @cached_property
-    def _most(self) -> Charge:
+        if not self.legs:
+            return _NOTHING
         return Charge(
             usd=max((leg.amount for leg in self.legs if leg.unit == "usd"), default=0),
             tokens=max((leg.amount for leg in self.legs if leg.unit == "tokens"), default=0),
