@@ -53,7 +53,6 @@ from halter.core.ports import Stored
 from halter.core.tools import Effect
 from halter.core.vocabulary import ENDS, Purpose, SessionKind, State
 
-
 _NOTHING: Final = Charge()
 
 
