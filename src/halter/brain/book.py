@@ -28,12 +28,17 @@ class Book:
         """Write down something that happened in the session."""
         await self.write_all(key, [(event, body)])
 
-    async def write_all(self, key: str, happened: Sequence[tuple[AnyEvent, bytes | None]]) -> None:
-        """Write down several things that happened at once."""
+    async def write_all(
+        self, key: str, happened: Sequence[tuple[AnyEvent, bytes | None]], *, goes_on: bool = False
+    ) -> None:
+        """Write down several things that happened at once; where the session `goes_on`, with what follows."""
         drafts = [Draft(event, *await kept(self._store, body)) for event, body in happened]
         rows = [row for event, _ in happened for row in rows_of_event(event)]
         write = Write(session_stream(self.lease.session), key, lambda _: drafts, rows, self.lease)
-        await self._gatehouse.purse.commit(write)
+        if goes_on:
+            self._gatehouse.purse.put_off(self.lease, write)
+        else:
+            await self._gatehouse.purse.commit(write)
 
     async def post(self, key: str, event: WakePosted, text: str) -> bool:
         """Put something into the session's own inbox; tell whether it wakes it."""

@@ -164,7 +164,8 @@ class Loop:
     async def open(self, message: Message, heard: int, hot: Hot | None = None, *, quiet: bool = False) -> None:
         """Begin a turn with what the model is told first; the inbox has been read as far as `heard`.
 
-        What it sees of the hot state is written down where that is not what the turn before it saw.
+        It is written down with what the turn does first. What it sees of the hot state is written down, too, where that
+        is not what the turn before it saw.
         """
         message = masked_message(message, self._running.redacted)
         number = self.turn.number + 1
@@ -173,7 +174,7 @@ class Loop:
         if hot is not None and hot.body != self._recalled.hot:
             happened.append((HotStateSeen(turn=number, digest=hot.digest), hot.body))
             self._recalled.hot = hot.body
-        await self._running.write_all(f"{self._session}/turn/{number}", happened)
+        await self._running.write_all(f"{self._session}/turn/{number}", happened, goes_on=True)
         self._recalled.open(number, heard, message, self._clock.now(), quiet=quiet)
 
     @property

@@ -244,7 +244,7 @@ class Purse:
         self._put_off: dict[Lease, Write] = {}
 
     async def commit(self, write: Write) -> Committed:
-        """Commit what a session does next, and just before it, in the same transaction, an outcome that was put off."""
+        """Commit what a session does next, and just before it, in the same transaction, what was put off."""
         before = None if write.lease is None else self._put_off.get(write.lease)
         if before is None or write.lease is None:
             return await self._store.commit(write)
@@ -254,8 +254,13 @@ class Purse:
         self._let_next_try()
         return committed
 
+    def put_off(self, lease: Lease, write: Write) -> None:
+        """Leave something to be taken along by what a session, which goes on at once, writes next."""
+        before = self._put_off.get(lease)
+        self._put_off[lease] = write if before is None else msgspec.structs.replace(write, first=before)
+
     async def settle_up(self, lease: Lease) -> None:
-        """Commit by itself an outcome that was put off: nothing follows that could take it along."""
+        """Commit by itself what was put off: nothing follows that could take it along."""
         before = self._put_off.pop(lease, None)
         if before is not None:
             await self._store.commit(before)
@@ -303,8 +308,8 @@ class Purse:
             lease,
             tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream)),
         )
-        if goes_on and foregone(flight, truth) and lease not in self._put_off:
-            self._put_off[lease] = write
+        if goes_on and foregone(flight, truth):
+            self.put_off(lease, write)
             return Committed(())
         committed = await self.commit(write)
         self._let_next_try()
