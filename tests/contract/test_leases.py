@@ -533,3 +533,19 @@ async def test_what_a_worker_says_about_itself_is_known_to_all(store: JournalSto
     rows = await store.ask(Query("all_workers", dict[str, Any]))
     assert [(row["worker"], row["about"]) for row in rows] == [(ANNA, "anna says so"), (BERT, "")]
     assert all(row["alive_until"] > now for row in rows)
+
+
+async def test_the_next_moment_at_which_another_workers_leases_run_out_is_known(store: JournalStore) -> None:
+    def lapse(now: int) -> Query[dict[str, int | None]]:
+        return Query("next_lapse", dict[str, int | None], {"now": now, "worker": BERT})
+
+    now = (await store.beat(ANNA)).now
+    assert await store.ask(lapse(now)) == [{"due_at": None}]
+    await start(store, ONE)
+    await claim_one(store, ANNA)
+    (row,) = await store.ask(Query("all_workers", dict[str, Any]))
+    assert await store.ask(lapse(now)) == [{"due_at": row["alive_until"]}]
+    assert await store.ask(lapse(row["alive_until"] + 1)) == [{"due_at": None}]
+    await store.beat(BERT)
+    await store.claim(BERT, 1, ONE)
+    assert await store.ask(lapse(now)) == [{"due_at": row["alive_until"]}]

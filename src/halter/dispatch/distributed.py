@@ -61,7 +61,7 @@ class Distributed:
                 wanted = room > 0 and agents
                 offered = await sessions.store.offer(room, agents, self._queue.put) if wanted else ()
                 await sessions.watch()
-                look = SOON if offered is None else await next_look(sessions.store, sessions.clock)
+                look = SOON if offered is None else await next_look(sessions.store, sessions.clock, sessions.worker)
                 await until(sessions.news, look)
 
     async def _serve(self, ticket: Ticket) -> None:

@@ -226,6 +226,9 @@ class MemoryEngine:
                 return [] if kept is None else [{"at": kept[0], "data": kept[1]}]
             if name == "all_workers":
                 return self._leasing.workers()
+            if name == "next_lapse":
+                lapse = self._leasing.next_lapse(self._session_rows(), params["worker"], params["now"])
+                return [{"due_at": lapse}]
             if name == "next_due":
                 due = (row.due_at for row in self._session_rows() if row.owner == FREE and row.due_at is not None)
                 return [{"due_at": min((at for at in due if at > params["now"]), default=None)}]

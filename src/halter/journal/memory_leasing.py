@@ -44,6 +44,11 @@ class MemoryLeasing:
         alive = sorted(self._alive.items())
         return [{"worker": name, "alive_until": until, "about": self._about.get(name, "")} for name, until in alive]
 
+    def next_lapse(self, rows: Sequence[SessionRow], worker: str, now: int) -> int | None:
+        """Tell when the leases of another worker run out that has any."""
+        owners = {row.owner for row in rows} - {FREE, worker}
+        return min((until for name, until in self._alive.items() if name in owners and until >= now), default=None)
+
     def may_have(self, row: SessionRow, only: SessionId | Ticket, worker: WorkerId, now: int) -> bool:
         """Tell whether a session that is named can be taken; a ticket is good for one attempt."""
         if isinstance(only, Ticket):
