@@ -70,8 +70,7 @@ class Lease(msgspec.Struct, frozen=True, weakref=True):
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(msgspec.Struct, frozen=True):
     """An offer to take a session as it stood when it was offered: void as soon as anybody has a later generation."""
 
     session: SessionId
