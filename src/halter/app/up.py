@@ -129,7 +129,7 @@ class Up:
 
     async def _drained(self) -> None:
         await either(self._ending, self._hands.refused)
-        self._sessions.closing = True
+        self._sessions.closing.set()
         await self._sessions.rested(self._manner.drain)
         raise Drained
 
