@@ -30,6 +30,7 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import ConfigError, LeaseLost
 from halter.core.ids import FLEET, SessionId, new_worker
 from halter.core.messages import Model
+from halter.core.newer import left_to_newer
 from halter.core.ports import EVERY_STREAM, Change, Lease, Query
 from halter.core.rows import FREE, AgentRow, HaltRow, SessionRow
 from halter.core.task_rows import TriggerRow
@@ -238,7 +239,9 @@ class Up:
         """Start what is due for an agent, and end what was halted while it rested; tell when to look again."""
         triggers, now = self._triggers[name], self._app.clock.now()
         halts = await self._halts()
-        for row in await open_tasks(self._app, name):
+        tasks = await open_tasks(self._app, name)
+        self._say(f"{name}  ", next((newer for row in tasks if (newer := left_to_newer(row))), ""))
+        for row in tasks:
             if row.owner == FREE and row.state in RESTS and triggers.halted(row, halts):
                 for lease in await self._store.claim(self._worker, 1, SessionId(row.session)):
                     self._dispatch.take(lease)
