@@ -171,7 +171,7 @@ class Lines:
         self._view = View()
 
     def told(self, agent: str, sentence: str) -> None:
-        """Show a sentence about an agent; one without an agent is about a folder that cannot be used."""
+        """Show a sentence about an agent; one without an agent is about a folder or a store that cannot be used."""
         if agent:
             self._put(Line(self._view.placed(self._clock.now(), agent, sentence)))
         else:

@@ -197,7 +197,7 @@ _WITHOUT_CODE: Final = (
     ),
     _Case(("too many", "connection slots"), StoreUnavailable, _FULL_HOUSE),
     _Case(
-        ("starting up", "shutting down"),
+        ("starting up", "shutting down", "in recovery mode", "yet accepting connections"),
         StoreUnavailable,
         "PostgreSQL at {server} is just starting or stopping ({text}). It will be tried again.",
     ),
