@@ -7,17 +7,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from halter import Guard
 from halter.app.agent import assembled
+from halter.app.library import SessionTaken
 from halter.app.speaking import Speaking
 from halter.app.talking import attend, begin, reopen, say
 from halter.app.thinking import models_of
-from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.core.clock import HOUR, MINUTE, SECOND, SystemClock
 from halter.core.errors import ConfigError, LeaseLost
 from halter.core.events import FORMAT, SessionParked, SessionResumed, SessionStarted, SessionWoken
-from halter.core.ids import SessionId, WorkerId, session_stream
+from halter.core.ids import SessionId, SortableIds, WorkerId, session_stream
 from halter.core.ports import Committed, Draft, Lease, Query, Rows, Write
 from halter.core.rows import SessionRow
 from halter.journal.engine import Engine
+from halter.journal.open import open_store
 from halter.journal.relay import Relay
 from halter.journal.verify import verify
 from halter.state import life
@@ -212,3 +215,18 @@ async def test_who_talks_with_a_session_of_a_newer_version_is_told_which_program
                 await way(speaking, chat)
         assert world.now - began < SECOND
         assert await fleet.events(chat) == before
+
+
+async def test_a_program_that_goes_on_with_a_session_of_a_newer_version_is_told_which_program_to_use(
+    tmp_path: Path,
+) -> None:
+    guard = Guard(tmp_path / "runs.db", agent="desk", environ={"HOME": str(tmp_path)}, person="ada")
+    async with guard:
+        clock = SystemClock()
+        store = open_store(str(tmp_path / "runs.db"), clock=clock, ids=SortableIds(clock.now))
+        event = SessionStarted(session="s", agent="desk", kind="task", started_by="ada", format=NEWER)
+        await store.commit(life.start(event))
+        await store.close()
+        with pytest.raises(SessionTaken, match=r"Session s was taken up by a newer Halter"):
+            async with guard.session(id="s"):
+                pass

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
@@ -260,6 +261,40 @@ async def test_a_server_whose_disk_is_full_is_waited_for_and_that_is_told(
     assert server.done == {"send hello": 1}
     await server.demand_order(20_000)
     says(place, f"DROP SCHEMA {schema} CASCADE", f"DROP TABLESPACE {schema}")
+
+
+async def test_a_server_that_goes_down_for_want_of_room_for_its_log_is_waited_for_until_somebody_starts_it(
+    tmp_path: Path, small_disk: "SmallDisk"
+) -> None:
+    small_disk.change("size=128m")
+    (small_disk.folder / "cluster").mkdir()
+    cluster = Cluster(small_disk.folder / "cluster", {})
+    cluster.start()
+    server = Server(f"{cluster.url}?schema=down", tmp_path)
+    told: list[str] = []
+
+    def fill() -> None:
+        (small_disk.folder / "filler").write_bytes(b"x" * full(small_disk.folder))
+        with suppress(psycopg.OperationalError), psycopg.connect(cluster.url, autocommit=True) as keeper:
+            while True:
+                keeper.execute("SELECT pg_logical_emit_message(false, '', repeat('x', 1000000))")
+
+    def tell(sentence: str) -> None:
+        if not told:
+            (small_disk.folder / "filler").unlink()
+            cluster.stop_hard()
+            cluster.start()
+        told.append(sentence)
+
+    server.in_tool = fill
+    try:
+        assert (await sends_one(server, tell)).outcome == "ok"
+        assert re.search(r"^PostgreSQL at .* never done twice", told[0])
+        assert told[-1] == ""
+        assert server.done == {"send hello": 1}
+        await server.demand_order(20_000)
+    finally:
+        cluster.stop_hard()
 
 
 def full(folder: Path) -> int:
