@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -15,7 +16,15 @@ from halter.app.talking import attend, begin, reopen, say
 from halter.app.thinking import models_of
 from halter.core.clock import HOUR, MINUTE, SECOND, SystemClock
 from halter.core.errors import ConfigError, LeaseLost
-from halter.core.events import FORMAT, SessionParked, SessionResumed, SessionStarted, SessionWoken
+from halter.core.events import (
+    FORMAT,
+    AttendingFailed,
+    SessionParked,
+    SessionResumed,
+    SessionStarted,
+    SessionWoken,
+    WakePosted,
+)
 from halter.core.ids import SessionId, SortableIds, WorkerId, session_stream
 from halter.core.ports import Committed, Draft, Lease, Query, Rows, Write
 from halter.core.rows import SessionRow
@@ -194,6 +203,31 @@ async def test_an_agent_whose_session_a_newer_version_has_is_left_to_it_and_that
     told = [sentence for agent, sentence in fleet.told if agent == "watch" and "newer Halter" in sentence]
     assert len(told) == 1
     assert "so it is left alone: use the newer Halter for it." in told[0]
+
+
+class NewerWord(WakePosted, frozen=True, kw_only=True):
+    """A word in the way that a newer version may write it."""
+
+    VERSION: ClassVar[int] = 2
+
+
+def test_a_word_that_only_a_newer_version_can_read_is_not_passed_over_by_an_older_one(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        fleet = Fleet(world, tmp_path)
+        fleet.start(fleet.agent("watch", SLEEPS))
+        await world.advance(MINUTE)
+        before = await fleet.kinds("watch-1")
+        word = NewerWord(cause="message", origin="person", sender="ada", trusted=True)
+        await world.store.commit(life.post("watch-1", "word", word, b"Stop it."))
+        await world.advance(HOUR)
+        after = [stored.event for stored in await fleet.events("watch-1")][len(before) :]
+        assert {type(event) for event in after} == {AttendingFailed, SessionParked}
+        told = [event for event in after if isinstance(event, AttendingFailed)][-1]
+        assert told.quarantined
+        assert "is a wake_posted of version 2, which this program does not know. Use the newer Halter" in told.error
+
+    with World(3, path=tmp_path / "store.db") as world:
+        world.run(story(world))
 
 
 async def test_who_talks_with_a_session_of_a_newer_version_is_told_which_program_to_use(
