@@ -30,6 +30,7 @@ from halter.core.events import SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Lease
 from halter.dispatch.embedded import Embedded
+from halter.dispatch.sessions import Sessions
 from halter.dispatch.tending import tended
 from halter.guard.purse import Purse
 from halter.journal.memory import MemoryEngine
@@ -128,7 +129,9 @@ async def dispatched(path: str, sleepers: int) -> dict[str, float]:
     store, worker = opened(path), WorkerId("up")
     dispatched = Dispatched(store)
     async with tended(store, CLOCK, worker):
-        running = asyncio.create_task(Embedded(store, CLOCK, worker, dispatched.attend, lambda: (AGENT,)).run())
+        running = asyncio.create_task(
+            Embedded(Sessions(store, CLOCK, worker, dispatched.attend), lambda: {AGENT: None}).run()
+        )
         await asyncio.sleep(2)
         cpu, wall = time.process_time(), time.perf_counter()
         await asyncio.sleep(IDLE_SECONDS)
@@ -168,7 +171,7 @@ async def claims(store: JournalStore) -> float:
     await asyncio.gather(*(wakes(store, lease, due_at) for lease in await taken(store, CLAIMS)))
     began = time.perf_counter()
     for _ in range(CLAIMS):
-        if len(await store.claim(worker, 1, agents=(AGENT,))) != 1:
+        if len(await store.claim(worker, 1, agents={AGENT: None})) != 1:
             raise RuntimeError("A session that is due was not claimed.")
     return CLAIMS / (time.perf_counter() - began)
 

@@ -19,6 +19,17 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--dispatcher", choices=["embedded", "distributed"], default="embedded", help="what the stories run on"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Those who help the stories along are plain functions, and processes that they start are told the same way.
+    os.environ["HALTER_TEST_DISPATCHER"] = config.getoption("--dispatcher")
+
+
 @pytest.fixture(scope="session")
 def postgres_binaries() -> None:
     """Skip loudly where there is no PostgreSQL; where everything is required, fail."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from halter.core.clock import DAY, SECOND
-from halter.core.errors import LeaseLost
+from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import FORMAT, SessionParked, SessionStarted, WakePosted
 from halter.core.ids import SessionId, SortableIds, WorkerId, new_worker, session_stream
-from halter.core.ports import Draft, Lease, Query, Write
+from halter.core.ports import Agents, Draft, Lease, Query, Ticket, Write
 from halter.core.rows import SessionRow
 from halter.journal.store import JournalStore
 from halter.state import life
@@ -366,8 +366,11 @@ async def test_a_claim_for_some_agents_takes_only_what_runs_by_itself_of_theirs(
             await store.commit(life.start(event))
     fired = SessionStarted(session="fired", agent="watcher", kind="task", started_by="a trigger", trigger="nightly")
     await store.commit(life.start(fired))
-    assert await store.claim(ANNA, 10, agents=()) == []
-    assert names(await store.claim(ANNA, 10, agents=("watcher", "nobody"))) == ["fired", "watcher autonomous"]
+    assert await store.claim(ANNA, 10, agents={}) == []
+    assert names(await store.claim(ANNA, 10, agents={"watcher": None, "nobody": None})) == [
+        "fired",
+        "watcher autonomous",
+    ]
     assert len(await store.claim(ANNA, 10)) == 5
 
 
@@ -375,8 +378,8 @@ async def test_orphans_of_other_agents_are_left_to_whoever_runs_them(place: "Pla
     store = place.open(lease=AT_ONCE)
     await start(store, ONE)
     await claim_one(store)
-    assert await store.claim(BERT, 10, agents=("other",)) == []
-    assert names(await store.claim(BERT, 10, agents=("watcher",))) == [ONE]
+    assert await store.claim(BERT, 10, agents={"other": None}) == []
+    assert names(await store.claim(BERT, 10, agents={"watcher": None})) == [ONE]
 
 
 async def test_the_next_moment_that_somebody_is_due_is_known(store: JournalStore) -> None:
@@ -395,3 +398,138 @@ async def test_the_hot_state_of_a_session_is_kept_for_its_successor(store: Journ
     now = (await store.beat(ANNA, {ONE: b"hot", SessionId("another"): b"not mine"})).now
     assert await store.ask(Query("snapshot", dict[str, Any], {"session": ONE})) == [{"at": now, "data": b"hot"}]
     assert await store.ask(Query("snapshot", dict[str, Any], {"session": "another"})) == []
+
+
+ANY: Agents = {"watcher": None}
+
+
+async def fired(store: JournalStore, session: str, agent: str = "watcher") -> SessionId:
+    event = SessionStarted(session=session, agent=agent, kind="task", started_by="a trigger", trigger="nightly")
+    await store.commit(life.start(event))
+    return SessionId(session)
+
+
+async def offered(store: JournalStore, agents: Agents = ANY, limit: int = 100) -> list[Ticket]:
+    """Offer what is due, and return what was handed out in the transaction itself."""
+    heard: list[Ticket] = []
+    tickets = await store.offer(limit, agents, lambda _, tickets: heard.extend(tickets))
+    assert tickets == heard
+    return heard
+
+
+async def test_what_is_due_is_offered_once(store: JournalStore) -> None:
+    await fired(store, ONE)
+    assert await offered(store) == [Ticket(ONE, "watcher", 0)]
+    assert await offered(store) == []
+    assert await offered(store, {"other": None}) == []
+
+
+async def test_only_so_much_is_offered_as_is_asked_for_the_longest_due_first(store: JournalStore) -> None:
+    for name in ("c", "a", "b"):
+        await fired(store, name)
+    assert [ticket.session for ticket in await offered(store, limit=2)] == ["c", "a"]
+    assert [ticket.session for ticket in await offered(store, limit=2)] == ["b"]
+
+
+async def test_a_ticket_is_a_lease_for_whoever_comes_first_with_it(store: JournalStore) -> None:
+    await fired(store, ONE)
+    (ticket,) = await offered(store)
+    assert await store.claim(ANNA, 1, ticket) == [Lease(ONE, ANNA, 1)]
+    assert await store.claim(BERT, 1, ticket) == []
+
+
+async def test_a_ticket_is_void_when_anybody_has_had_the_session_since(store: JournalStore) -> None:
+    await fired(store, ONE)
+    (ticket,) = await offered(store)
+    (lease,) = await store.claim(ANNA, 1, agents=ANY)
+    await store.commit(life.park(lease, "rest", parked()))
+    assert await store.claim(BERT, 1, ticket) == []
+
+
+async def test_what_a_failing_hand_was_to_give_out_is_offered_again(store: JournalStore) -> None:
+    await fired(store, ONE)
+
+    def broken(_: object, __: object) -> None:
+        raise StoreUnavailable("The queue is away.")
+
+    with pytest.raises(StoreUnavailable):
+        await store.offer(10, ANY, broken)
+    assert len(await offered(store)) == 1
+
+
+async def test_a_ticket_that_nobody_used_is_offered_again_after_a_lease(place: "Place") -> None:
+    store = place.open(lease=AT_ONCE)
+    await fired(store, ONE)
+    assert len(await offered(store)) == 1
+    assert len(await offered(store)) == 1
+
+
+async def test_the_sessions_of_a_dead_worker_are_offered_and_those_of_a_live_one_are_not(store: JournalStore) -> None:
+    await fired(store, ONE)
+    (ticket,) = await offered(store)
+    (lease,) = await store.claim(ANNA, 1, ticket)
+    assert await offered(store) == []
+    await store.leave(ANNA)
+    (again,) = await offered(store)
+    assert again == Ticket(ONE, "watcher", lease.generation)
+    assert await store.claim(BERT, 1, again) == [Lease(ONE, BERT, 2)]
+
+
+async def test_an_owner_that_came_back_keeps_what_was_offered_meanwhile(store: JournalStore) -> None:
+    await fired(store, ONE)
+    (ticket,) = await offered(store)
+    await store.claim(ANNA, 1, ticket)
+    await store.leave(ANNA)
+    (again,) = await offered(store)
+    await store.beat(ANNA)
+    assert await store.claim(BERT, 1, again) == []
+
+
+@pytest.mark.parametrize("by", ["claims", "tickets"])
+async def test_no_more_tasks_of_an_agent_are_awake_than_it_allows(store: JournalStore, by: str) -> None:
+    for number in range(5):
+        await fired(store, f"task {number}")
+    await start(store, "the agent's own")
+    two: Agents = {"watcher": 2}
+    if by == "claims":
+        taken = list(await store.claim(ANNA, 10, agents=two))
+        assert await store.claim(BERT, 10, agents=two) == []
+    else:
+        tickets = await offered(store, two)
+        assert await offered(store, two) == []
+        taken = [lease for ticket in tickets for lease in await store.claim(ANNA, 1, ticket)]
+        assert await offered(store, two) == []
+    assert names(taken) == ["task 0", "task 1", "the agent's own"]
+    ends = next(lease for lease in taken if lease.session == "task 0")
+    await store.commit(life.end(ends, "CANCELLED", "cancelled"))
+    assert [ticket.session for ticket in await offered(store, two)] == ["task 2"]
+    assert await store.claim(BERT, 10, agents=two) == []
+
+
+async def test_several_processes_together_wake_no_more_tasks_than_an_agent_allows(shared_place: "Place") -> None:
+    stores = [shared_place.open() for _ in range(4)]
+    for number in range(30):
+        await fired(stores[0], f"task {number:02}")
+    workers = [WorkerId(f"worker {number}") for number in range(4)]
+    claims = [stores[number % 4].claim(workers[number % 4], 3, agents={"watcher": 5}) for number in range(16)]
+    taken = [lease for leases in await asyncio.gather(*claims) for lease in leases]
+    assert len({lease.session for lease in taken}) == len(taken) == 5
+
+
+async def test_several_processes_offer_each_session_once(shared_place: "Place") -> None:
+    stores = [shared_place.open() for _ in range(4)]
+    for number in range(40):
+        await fired(stores[0], f"task {number:02}")
+    heard: list[Ticket] = []
+    offers = [stores[number % 4].offer(3, ANY, lambda _, tickets: heard.extend(tickets)) for number in range(40)]
+    await asyncio.gather(*offers)
+    assert len({ticket.session for ticket in heard}) == len(heard)
+
+
+async def test_what_a_worker_says_about_itself_is_known_to_all(store: JournalStore) -> None:
+    now = (await store.beat(ANNA, {}, "anna says so")).now
+    await store.beat(BERT)
+    await store.beat(ANNA)
+    rows = await store.ask(Query("all_workers", dict[str, Any]))
+    assert [(row["worker"], row["about"]) for row in rows] == [(ANNA, "anna says so"), (BERT, "")]
+    assert all(row["alive_until"] > now for row in rows)

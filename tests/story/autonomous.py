@@ -30,6 +30,7 @@ from halter.models.scripted import Scripted
 from halter.settings import read_settings
 from halter.testing.seedloop import START
 from halter.testing.world import World
+from tests.story.dispatching import manner_of
 
 
 class Fleet:
@@ -80,6 +81,7 @@ class Fleet:
             lambda *said: self.told.append(said),
             pulse or (lambda *pulse: self.pulses.append(pulse)),
             random.Random(self.world.seed),
+            manner=manner_of(self.world),
         )
         return self.world.spawn(self.up.run(folders))
 

@@ -19,7 +19,7 @@ from halter.core.errors import StoreUnavailable
 from halter.core.events import RequestSettled, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Committed, Store, Stored, Write
-from halter.dispatch.embedded import quarantine
+from halter.dispatch.sessions import quarantine
 from halter.guard.halts import halt
 from halter.journal.relay import Relay
 from halter.settings import read_settings

@@ -25,7 +25,7 @@ from tests.story.clerks import environment, furnish
 
 SPEC = {
     "Run": ["init", "run", "chat", "play", "demo"],
-    "Run by themselves": ["up", "serve", "on", "off"],
+    "Run by themselves": ["up", "worker", "serve", "on", "off"],
     "Look": ["sessions", "show", "tail", "receipt", "report", "export"],
     "Steer": ["inbox", "approve", "deny", "halt", "resume", "cancel", "budget"],
     "Plan": ["schedules", "route"],

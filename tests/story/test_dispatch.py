@@ -15,12 +15,13 @@ from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Lease, Query, Store
 from halter.core.rows import SessionRow
 from halter.core.vocabulary import SessionKind
-from halter.dispatch.embedded import Embedded, quarantine
+from halter.dispatch.sessions import Sessions, quarantine
 from halter.dispatch.tending import tended
 from halter.journal.patient import PatientStore
 from halter.state import life
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
+from tests.story.dispatching import dispatcher
 
 Attend = Callable[[Lease], Awaitable[None]]
 
@@ -73,7 +74,8 @@ async def works(
     """Be a process that runs the sessions of some agents."""
     store: Store = PatientStore(world.store, world.clock)
     async with tended(store, world.clock, WorkerId(worker)):
-        await Embedded(store, world.clock, WorkerId(worker), attend, lambda: agents, together).run()
+        sessions = Sessions(store, world.clock, WorkerId(worker), attend)
+        await dispatcher(world, sessions, tuple(agents), together).run()
 
 
 async def test_what_was_due_while_nobody_ran_is_attended_at_the_start(world: World) -> None:

@@ -26,6 +26,7 @@ from halter.demo.scenery import LEFTOVER, ROUND, TIMES, Scenery, is_down
 from halter.guard.approvals import decide, needs_you
 from halter.testing.world import World
 from tests.story.autonomous import rhythm
+from tests.story.dispatching import manner_of
 
 SESSION = f"{AGENT}-1"
 
@@ -49,7 +50,12 @@ class Demo:
         store = cast("Any", self.world.store)
         settings = self.place.settings("ada")
         app = App(settings, self.world.clock, self.world.ids, store, cast("Any", None), self.world.purse, {})
-        up = Up(app, lambda _, sentence: self.told.append(sentence), chance=random.Random(self.world.seed))
+        up = Up(
+            app,
+            lambda _, sentence: self.told.append(sentence),
+            chance=random.Random(self.world.seed),
+            manner=manner_of(self.world),
+        )
         around = Scenery(self.place.agent, self.world.clock).around
         await around(lambda: up.run([self.place.agent]))
 

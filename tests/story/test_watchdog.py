@@ -24,7 +24,7 @@ from halter.core.limits import Caps, Spender, legs
 from halter.core.messages import Text
 from halter.core.ports import Draft, Lease, Query, Store, Write, kept
 from halter.core.rows import HoldRow, SessionRow
-from halter.dispatch.embedded import Embedded
+from halter.dispatch.sessions import Sessions
 from halter.dispatch.tending import tended
 from halter.dispatch.watchdog import Patience, idles, outwaited
 from halter.guard.purse import Held, Truth
@@ -35,6 +35,7 @@ from halter.state.receipt import receipt
 from halter.state.session import InFlight
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
+from tests.story.dispatching import dispatcher
 from tests.story.tasks import Office, paper, watch
 from tests.story.test_autonomy import DESK, PRICES, sleep
 
@@ -50,9 +51,9 @@ async def works(world: World, attend: Attend, worker: str = "up", idle_halt: int
     """Be a process that runs the sessions of an agent, and watches over them."""
     store: Store = PatientStore(world.store, world.clock)
     async with tended(store, world.clock, WorkerId(worker)):
-        runs = Embedded(store, world.clock, WorkerId(worker), attend, lambda: ("desk",))
-        runs.patience = Patience(lambda _: idle_halt, allowed)
-        await runs.run()
+        sessions = Sessions(store, world.clock, WorkerId(worker), attend)
+        sessions.patience = Patience(lambda _: idle_halt, allowed)
+        await dispatcher(world, sessions, ("desk",)).run()
 
 
 async def begin(world: World, session: str = "desk-1") -> None:

@@ -127,7 +127,7 @@ class Bus:
             async with aclosing(follower.new()) as pages:
                 async for page in pages:
                     for stored in page:
-                        yield await self._named(stored)
+                        yield await self.named(stored)
             async with aclosing(_woken(growing(self._store, self._clock), pulses)) as wakes:
                 async for change in wakes:
                     async with aclosing(self._items(follower, pulses, change, most)) as items:
@@ -165,10 +165,10 @@ class Bus:
             while after < part.through:
                 page = await self._store.read(stream, after, min(PAGE, part.through - after))
                 for stored in page:
-                    yield await self._named(stored)
+                    yield await self.named(stored)
                 after = page[-1].seq if page else part.through
 
-    async def _named(self, stored: Stored) -> News:
+    async def named(self, stored: Stored) -> News:
         """Give an event its name, which depends on whose it is."""
         session = session_of(stored.stream)
         autonomous = session is not None and await self._is_autonomous(session)

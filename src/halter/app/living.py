@@ -19,7 +19,7 @@ from halter.core.messages import StreamChunk
 from halter.core.ports import Lease, Stored
 from halter.core.rows import SessionRow
 from halter.core.tools import TIMEOUT
-from halter.dispatch.embedded import quarantine
+from halter.dispatch.sessions import quarantine
 from halter.guard.request import TIMEOUT as REQUEST_TIMEOUT
 from halter.state.session import InFlight
 from halter.work.conversation import Came
@@ -52,6 +52,11 @@ class Living:
     def name(self) -> str:
         """The agent's name."""
         return self.speaking.agent.policy.name
+
+    @property
+    def version(self) -> str:
+        """Name the agent's files, as they were read."""
+        return self.speaking.agent.folder
 
     @property
     def autonomous(self) -> bool:

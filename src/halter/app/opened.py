@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.ids import Ids, SortableIds
+from halter.dispatch.clocks import StoreTime, steady
 from halter.guard.purse import Purse
 from halter.journal.patient import PatientStore, Trouble
 from halter.settings import Settings
@@ -53,7 +54,7 @@ async def open_app(
     from halter.journal.store import JournalStore
 
     _prepare(settings)
-    clock = clock or SystemClock()
+    clock = clock or (StoreTime() if settings.store.lower().startswith(("postgresql:", "postgres:")) else SystemClock())
     ids = SortableIds(clock.now)
     engine = open_engine(settings.store, clock=clock, ids=ids, lease=lease)
     store_id = {row["name"]: row["value"] for row in engine.ask("meta", {})}["store"]
@@ -62,9 +63,18 @@ async def open_app(
     in_memory = isinstance(engine, MemoryEngine)
     store = JournalStore(engine, inline=in_memory, observers=() if in_memory else (checkpointer,))
     try:
+        if isinstance(clock, StoreTime):
+            await told_time(store, clock)
         yield App(settings, clock, ids, store, checkpointer, Purse(store, clock), environ)
     finally:
         await store.close()
+
+
+async def told_time(store: "JournalStore", clock: StoreTime) -> None:
+    """Let a clock know the store's time."""
+    before = steady()
+    at = await store.now()
+    clock.heard(before, at, steady())
 
 
 def _prepare(settings: Settings) -> None:

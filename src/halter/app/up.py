@@ -7,7 +7,7 @@ when the agent is switched off, and gone on with when a halt is lifted.
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +23,9 @@ from halter.app.outbox import Outbox, senders_of
 from halter.app.speaking import Speaking
 from halter.app.thinking import models_of
 from halter.app.triggers import Triggers
+from halter.app.working import Drained, Manner, WorkerHands, embedded
 from halter.autonomy.upkeep import RESTS, Attend, Begin, Nothing, Reopen, Stop, upkeep
-from halter.brain.together import demand_wanted, heard, together, until
+from halter.brain.together import demand_wanted, either, heard, together, until
 from halter.config.pacing import unwritten
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import ConfigError, LeaseLost
@@ -36,7 +37,7 @@ from halter.core.rows import FREE, AgentRow, HaltRow, SessionRow
 from halter.core.task_rows import TriggerRow
 from halter.core.tasks import Tasks
 from halter.core.text import clean, shorten
-from halter.dispatch.embedded import Embedded
+from halter.dispatch.sessions import Sessions
 from halter.dispatch.tending import tended
 from halter.dispatch.watchdog import Patience
 from halter.guard.halts import halt
@@ -70,6 +71,7 @@ class Up:
         chance: random.Random = CHANCE,
         serve: Serve | None = None,
         given: Mapping[str, Model] | None = None,
+        manner: Manner | None = None,
     ) -> None:
         """Models that are `given` are used as they are, by their names."""
         self.agents: dict[str, Living] = {}
@@ -82,16 +84,17 @@ class Up:
         self._chance = chance
         self._serve = serve or _nobody_listens
         self._given = given
-        self._worker = new_worker("up", app.ids)
+        self._manner = manner or embedded()
+        self._worker = new_worker(self._manner.kind, app.ids)
         self._said: dict[str, str] = {}
         self._news = asyncio.Event()
         self._tellable = False
         self._told_at = app.clock.now()
         self._notices = Notices(self._store, app.clock, self._tasks, self._redacted)
-        self._dispatch = Embedded(
-            self._store, app.clock, self._worker, self._attend, self._names, redact=self._redacted
-        )
-        self._dispatch.patience = Patience(lambda agent: self.agents[agent].idle_halt, self._allowed)
+        self._sessions = Sessions(self._store, app.clock, self._worker, self._attend, self._redacted)
+        self._sessions.patience = Patience(lambda agent: self.agents[agent].idle_halt, self._allowed)
+        self._hands = WorkerHands(app, self._sessions, self._manner, self.agents, tell)
+        self._ending = asyncio.Event()
 
     async def run(self, folders: Sequence[Path]) -> None:
         """Run the agents of these folders until cancelled. One that cannot be used is told of; the others run."""
@@ -100,9 +103,8 @@ class Up:
                 await self._join(stack, folder)
             if not self.agents:
                 raise ConfigError("There is no agent that could run: mend one of those above, and start again.")
-            await stack.enter_async_context(
-                tended(self._store, self._app.clock, self._worker, snapshots=self._snapshots, hands=self._dispatch)
-            )
+            await self._hands.enter(self._store)
+            await stack.enter_async_context(tended(self._store, self._app.clock, self._worker, hands=self._hands))
             senders = {
                 way: sender
                 for living in self.agents.values()
@@ -117,7 +119,20 @@ class Up:
             forgetting = (
                 [] if age is None else [lambda: forget(self._app, age, lambda told: self._tell("retention", told))]
             )
-            await together([self._dispatch.run, self._keep, outbox.run, *listening, *forgetting])
+            dispatch = self._manner.dispatch(self._sessions, self._hands.agents, self._hands.versions())
+            with suppress(Drained):
+                await together([dispatch.run, self._keep, outbox.run, self._drained, *listening, *forgetting])
+        self._hands.demand_clock()
+
+    def drain(self) -> None:
+        """Take nothing more, let what runs come to its rest, and end."""
+        self._ending.set()
+
+    async def _drained(self) -> None:
+        await either(self._ending, self._hands.refused)
+        self._sessions.closing = True
+        await self._sessions.rested(self._manner.drain)
+        raise Drained
 
     async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
         """Put an agent together."""
@@ -164,14 +179,6 @@ class Up:
     def _tasks(self) -> Mapping[str, Tasks]:
         return {name: living.speaking.agent.read.tasks for name, living in self.agents.items()}
 
-    def _names(self) -> Sequence[str]:
-        return tuple(self.agents)
-
-    def _snapshots(self) -> Mapping[SessionId, bytes]:
-        return {
-            session: snapshot() for living in self.agents.values() for session, snapshot in living.snapshots.items()
-        }
-
     def _redacted(self, text: str) -> str:
         for living in self.agents.values():
             text = living.speaking.gatehouse().redacted(text)
@@ -182,7 +189,7 @@ class Up:
 
     async def _attend(self, lease: Lease) -> None:
         row = await self._row(lease.session)
-        await self.agents[row.agent].attend(lease, self._dispatch.stays, self._waits)
+        await self.agents[row.agent].attend(lease, self._sessions.stays, self._waits)
         after = await self._row(lease.session)
         if after.ended_at is not None or after.state in ("WAITING_FOR_INPUT", "PAUSED"):
             # Whoever watches is told at once what that means for the agent.
@@ -243,10 +250,9 @@ class Up:
         self._say(f"{name}  ", next((newer for row in tasks if (newer := left_to_newer(row))), ""))
         for row in tasks:
             if row.owner == FREE and row.state in RESTS and triggers.halted(row, halts):
-                for lease in await self._store.claim(self._worker, 1, SessionId(row.session)):
-                    self._dispatch.take(lease)
+                await self._sessions.fetch(SessionId(row.session))
         at = await triggers.look((await self._switches()).get(name), halts)
-        self._dispatch.look()
+        self._sessions.look()
         return (*(() if at is None else (max(at, now + SOON),)), *((now + FOLDERS,) if triggers.watches else ()))
 
     async def _halts(self) -> Mapping[str, HaltRow]:
@@ -265,16 +271,15 @@ class Up:
         match upkeep(name, switch, last, halts, now, starting=starting):
             case Begin(number):
                 self._say(name, f"{await living.begin(number)} begins.")
-                self._dispatch.look()
+                self._sessions.look()
                 return True
             case Reopen(session, by):
                 await self._store.commit(life.reopen(session, f"{session}/reopened/{now}", by))
                 self._say(name, f"{session} goes on.")
-                self._dispatch.look()
+                self._sessions.look()
                 return True
             case Attend(session):
-                for lease in await self._store.claim(self._worker, 1, SessionId(session)):
-                    self._dispatch.take(lease)
+                await self._sessions.fetch(SessionId(session))
             case Stop(session, by):
                 await self._store.commit(halt(f"session:{session}", by, f"{session}/off/{now}", f"{name} is off"))
             case Nothing("") if starting and last is not None:

@@ -23,6 +23,19 @@ async def together(acts: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> Sequ
     return [task.result() for task in tasks]
 
 
+async def until_first(acts: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do several things at once until the first of them is done; the others are then stopped."""
+    tasks = [asyncio.ensure_future(act) for act in acts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
 def demand_wanted() -> None:
     """Stop here if whoever runs this was told to stop, whatever else went wrong on the way."""
     task = asyncio.current_task()
@@ -35,9 +48,11 @@ def _any(_: Change) -> bool:
 
 
 @asynccontextmanager
-async def heard(store: Store, matters: Callable[[Change], bool] = _any) -> AsyncGenerator[asyncio.Event]:
+async def heard(
+    store: Store, matters: Callable[[Change], bool] = _any, news: asyncio.Event | None = None
+) -> AsyncGenerator[asyncio.Event]:
     """Set an event whenever something is written that matters, by anybody, from the first moment of the block on."""
-    news, listens = asyncio.Event(), asyncio.Event()
+    news, listens = news or asyncio.Event(), asyncio.Event()
 
     async def listen() -> None:
         # Nobody else runs between this and the moment at which the store knows of it.
@@ -54,6 +69,16 @@ async def heard(store: Store, matters: Callable[[Change], bool] = _any) -> Async
         listening.cancel()
         with suppress(asyncio.CancelledError):
             await listening
+
+
+async def either(one: asyncio.Event, other: asyncio.Event) -> None:
+    """Wait for the first of two events."""
+    waits = [asyncio.create_task(event.wait()) for event in (one, other)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 async def until(news: asyncio.Event, at_most: int) -> None:

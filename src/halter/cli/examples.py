@@ -15,6 +15,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "play": ("halter play clerk/welcome.yaml --input who=Ada",),
     "demo": ("halter demo", "halter demo --night-only --json"),
     "up": ("halter up clerk", "halter up clerk --json"),
+    "worker": ("halter worker", "halter worker clerk --concurrency 20 --json"),
     "serve": ("halter serve", "halter serve clerk --json"),
     "on": ("halter on clerk", 'halter on ./clerk --reason "back from holiday"'),
     "off": ('halter off clerk --reason "too many letters"',),

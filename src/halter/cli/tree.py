@@ -23,6 +23,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "Run by themselves": {
         "up": ("up:up", "Run agents by themselves until you interrupt it."),
+        "worker": ("worker:worker", "Run agents as one of many workers on a PostgreSQL store."),
         "serve": ("serve:serve", "Serve the dashboard and the HTTP API, and run agents."),
         "on": ("up:on", "Switch an agent on."),
         "off": ("up:off", "Switch an agent off, and stop its session."),

@@ -105,7 +105,7 @@ async def run_and_show(app: App, folders: list[Path], bus: Bus, shows: "Shows", 
         ours = number.isdecimal() and (name in runs.agents or name.partition(".")[0] in runs.agents)
         return ours or agent in runs.agents
 
-    acts = [lambda: runs.run(folders), lambda: _watch(bus.listen(seen, wanted), shows)]
+    acts = [lambda: runs.run(folders), lambda: watch(bus.listen(seen, wanted), shows)]
     with traced(app, store, lambda told: shows.told("traces", told), runs.agents.__contains__, seen) as tracing:
         await together([*acts, *tracing])
 
@@ -131,7 +131,7 @@ def shows_of(printer: Printer, clock: Clock, *, as_json: bool) -> Shows:
     return Objects(printer, clock) if as_json else Lines(printer, clock)
 
 
-async def _watch(items: AsyncGenerator[Item], shows: Shows) -> None:
+async def watch(items: AsyncGenerator[Item], shows: Shows) -> None:
     """Show one thing after the other, each when the one before it is written."""
     async with aclosing(items):
         async for item in items:

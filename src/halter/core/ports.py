@@ -67,6 +67,22 @@ class Lease:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """An offer to take a session as it stood when it was offered: void as soon as anybody has a later generation."""
+
+    session: SessionId
+    agent: str
+    generation: int
+
+
+Put = Callable[[Any, Sequence[Ticket]], None]
+"""Hands tickets out, in the transaction that offers them: it is given the transaction's connection, if there is one."""
+
+Agents = Mapping[str, int | None]
+"""Whose sessions are wanted, and how many tasks of each agent may be awake at once, everywhere; None is any number."""
+
+
 class Rows(Protocol):
     """The locked rows that a decision may look at."""
 
@@ -148,17 +164,29 @@ class Store(Protocol):
         ...
 
     async def claim(
-        self, worker: WorkerId, limit: int, only: SessionId | None = None, agents: Sequence[str] | None = None
+        self, worker: WorkerId, limit: int, only: SessionId | Ticket | None = None, agents: Agents | None = None
     ) -> Sequence[Lease]:
         """Take sessions that are due, or whose owner's lease ran out; each gets its next generation.
 
-        A session that is named is taken also before it is due, unless somebody owns it or it is over. Where agents are
-        named, only those of their sessions are taken that nobody sits before.
+        A session that is named is taken also before it is due, unless somebody owns it or it is over; by a ticket, only
+        if nobody has had it since. Where agents are named, only those of their sessions are taken that nobody sits
+        before.
         """
         ...
 
-    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}) -> Beat:
-        """Renew all leases of a worker, and keep the hot-state snapshots of its sessions."""
+    async def offer(self, limit: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
+        """Hand out tickets for what could be claimed, each once for as long as a lease lasts.
+
+        `put` takes part in the transaction: either a ticket is handed out and known to be, or neither. None means that
+        another process is offering at this very moment.
+        """
+        ...
+
+    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = "") -> Beat:
+        """Renew all leases of a worker, and keep the hot-state snapshots of its sessions.
+
+        What a worker says `about` itself is kept for people and for other workers.
+        """
         ...
 
     async def leave(self, worker: WorkerId) -> None:

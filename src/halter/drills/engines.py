@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
-from halter.core.ports import Lease, Stored
+from halter.core.ports import Agents, Lease, Stored, Ticket
 from halter.core.row import Row, RowKey
 from halter.journal.apply import Changes
 from halter.journal.engine import Engine
@@ -43,8 +43,8 @@ class _Watched(_Passing):
         worker: WorkerId,
         limit: int,
         program_format: int,
-        only: SessionId | None = None,
-        agents: Sequence[str] | None = None,
+        only: SessionId | Ticket | None = None,
+        agents: Agents | None = None,
     ) -> Sequence[Lease]:
         return self._during(lambda: self.real.claim(worker, limit, program_format, only, agents))
 
@@ -91,8 +91,8 @@ class _WriteBehind(_Passing):
         worker: WorkerId,
         limit: int,
         program_format: int,
-        only: SessionId | None = None,
-        agents: Sequence[str] | None = None,
+        only: SessionId | Ticket | None = None,
+        agents: Agents | None = None,
     ) -> Sequence[Lease]:
         self._write()
         return self.real.claim(worker, limit, program_format, only, agents)

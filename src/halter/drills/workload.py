@@ -23,7 +23,7 @@ from halter.core.events import (
 from halter.core.ids import FLEET, Digest, SessionId, StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.limits import Spender, carve, legs
 from halter.core.money import Account
-from halter.core.ports import Committed, Draft, Lease, Store, Stored, Write
+from halter.core.ports import Agents, Committed, Draft, Lease, Store, Stored, Ticket, Write
 from halter.drills.plan import (
     AGENT,
     CAPS,
@@ -88,7 +88,7 @@ class Witness(Relay):
         return committed
 
     async def claim(
-        self, worker: WorkerId, limit: int, only: SessionId | None = None, agents: Sequence[str] | None = None
+        self, worker: WorkerId, limit: int, only: SessionId | Ticket | None = None, agents: Agents | None = None
     ) -> Sequence[Lease]:
         """Claim and tell: a lease is no event, but it was acknowledged too."""
         leases = await self._store.claim(worker, limit, only, agents)

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from halter.core.errors import LeaseLost, RowRefused, StoreUnavailable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.library import Chunk, Found
-from halter.core.ports import Beat, Change, Committed, Lease, Stored, Write
+from halter.core.ports import Agents, Beat, Change, Committed, Lease, Put, Stored, Ticket, Write
 from halter.core.row import Row, RowKey
 from halter.core.rows import TABLES, StreamRow
 from halter.journal.apply import Applier, Changes, WorkingSet, declared, fence
@@ -93,13 +93,17 @@ class Engine(Protocol):
         worker: WorkerId,
         limit: int,
         program_format: int,
-        only: SessionId | None = None,
-        agents: Sequence[str] | None = None,
+        only: SessionId | Ticket | None = None,
+        agents: Agents | None = None,
     ) -> Sequence[Lease]:
         """Take due and orphaned sessions that this program understands, or one that is named and nobody owns."""
         ...
 
-    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes]) -> Beat:
+    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
+        """Hand out tickets for what could be claimed; None if another process is doing so."""
+        ...
+
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> Beat:
         """Renew a worker's leases."""
         ...
 

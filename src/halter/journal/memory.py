@@ -11,7 +11,7 @@ from halter.core.errors import BlobMissing
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.library import Chunk, Found
 from halter.core.money import BudgetRow
-from halter.core.ports import Beat, Change, Lease, Stored
+from halter.core.ports import Agents, Beat, Change, Lease, Put, Stored, Ticket
 from halter.core.row import Row, RowKey, lock_order
 from halter.core.rows import FREE, AgentRow, DecisionRow, HaltRow, RuleRow, SessionRow
 from halter.core.task_rows import ItemRow, MemoryRow, NotificationRow, PrecedentRow, TriggerRow
@@ -19,6 +19,7 @@ from halter.journal.apply import Changes
 from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.engine import PROJECTIONS, View
 from halter.journal.entries import Entry
+from halter.journal.memory_leasing import MemoryLeasing
 from halter.journal.sqlite import LEASE, SqliteEngine
 
 BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
@@ -55,7 +56,6 @@ class MemoryEngine:
     def __init__(self, *, now: Callable[[], int], new_id: Callable[[], str], lease: int = LEASE) -> None:
         self._clock = now
         self._store = new_id()
-        self._lease = lease
         self._rows: dict[RowKey, Row] = {}
         self._sessions: dict[str, RowKey] = {}
         self._tables: dict[type[Row], dict[RowKey, None]] = {kind: {} for kind in (*WHOLE.values(), *OF_ONE.values())}
@@ -64,8 +64,7 @@ class MemoryEngine:
         self._blobs: dict[Digest, bytes] = {}
         self._put_at: dict[Digest, int] = {}
         self._erased: dict[StreamId, int] = {}
-        self._alive: dict[WorkerId, int] = {}
-        self._lapsed: dict[WorkerId, int] = {}
+        self._leasing = MemoryLeasing(now, lease)
         self._snapshots: dict[SessionId, tuple[int, bytes]] = {}
         self._mirror: SqliteEngine | None = None
         self._unmirrored = Unmirrored()
@@ -162,58 +161,48 @@ class MemoryEngine:
         worker: WorkerId,
         limit: int,
         program_format: int,
-        only: SessionId | None = None,
-        agents: Sequence[str] | None = None,
+        only: SessionId | Ticket | None = None,
+        agents: Agents | None = None,
     ) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones; or the one that is named."""
-        now = self._renew(worker)
-        if only is not None:
-            key = self._sessions.get(only)
-            row = self._rows.get(key) if key else None
-            named = [row] if isinstance(row, SessionRow) and row.format <= program_format else []
-            named = [row for row in named if row.started_at and row.ended_at is None]
-            taken = [row for row in named if row.owner == FREE or self._orphaned(row, worker, now)]
-            return [self._take(row, worker) for row in taken[:limit]]
-        mine = [row for row in self._session_rows() if row.format <= program_format]
-        if agents is not None:
-            mine = [row for row in mine if row.agent in agents and row.unattended]
-        orphans = [row for row in mine if self._orphaned(row, worker, now)]
-        due = [row for row in mine if row.owner == FREE and row.due_at is not None and row.due_at <= now]
-        due.sort(key=lambda row: (row.due_at, row.session))
-        return [self._take(row, worker) for row in (orphans + due)[:limit]]
+        now = self._leasing.renew(worker)
+        rows = [row for row in self._session_rows() if row.format <= program_format]
+        if only is None:
+            found = self._leasing.claimable(rows, agents, worker, now)
+        else:
+            session = only.session if isinstance(only, Ticket) else only
+            found = [row for row in rows if row.session == session and self._leasing.may_have(row, only, worker, now)]
+        return [self._take(row, worker) for row in found[:limit]]
+
+    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
+        """Hand out tickets for what could be claimed and is not on offer already."""
+        rows = [row for row in self._session_rows() if row.format <= program_format]
+        tickets = self._leasing.offer(rows, agents, limit)
+        if tickets:
+            put(None, tickets)
+        self._leasing.offered(tickets)
+        return tickets
 
     def _session_rows(self) -> list[SessionRow]:
         rows = (self._rows[key] for key in self._sessions.values())
         return [row for row in rows if isinstance(row, SessionRow)]
 
-    def _orphaned(self, row: SessionRow, worker: WorkerId, now: int) -> bool:
-        owner = WorkerId(row.owner)
-        return row.owner not in (FREE, worker) and self._alive.get(owner, now) < now
-
     def _take(self, row: SessionRow, worker: WorkerId) -> Lease:
         self._put(msgspec.structs.replace(row, owner=worker, generation=row.generation + 1))
         return Lease(SessionId(row.session), worker, row.generation + 1)
 
-    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes]) -> Beat:
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> Beat:
         """Renew a worker's leases; after a lapse, say which are left."""
-        now = self._renew(worker)
+        now = self._leasing.renew(worker, about)
         owned = {SessionId(row.session): row for row in self._session_rows() if row.owner == worker}
         self._snapshots.update({session: (now, snapshots[session]) for session in owned if session in snapshots})
-        if self._lapsed.get(worker, 0) + self._lease < now:
+        if not self._leasing.lapsed(worker, now):
             return Beat(now)
         return Beat(now, frozenset(Lease(session, worker, row.generation) for session, row in owned.items()))
 
-    def _renew(self, worker: WorkerId) -> int:
-        now = self.now()
-        if self._alive.get(worker, now) < now:
-            self._lapsed[worker] = now
-        self._alive[worker] = now + self._lease
-        return now
-
     def leave(self, worker: WorkerId) -> None:
         """Let a worker's leases be over."""
-        if worker in self._alive:
-            self._alive[worker] = 0
+        self._leasing.leave(worker)
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Answer a named query. Whoever asks may do so in another thread than those that write."""
@@ -235,6 +224,8 @@ class MemoryEngine:
             if name == "snapshot":
                 kept = self._snapshots.get(SessionId(params["session"]))
                 return [] if kept is None else [{"at": kept[0], "data": kept[1]}]
+            if name == "all_workers":
+                return self._leasing.workers()
             if name == "next_due":
                 due = (row.due_at for row in self._session_rows() if row.owner == FREE and row.due_at is not None)
                 return [{"due_at": min((at for at in due if at > params["now"]), default=None)}]

@@ -12,7 +12,7 @@ from psycopg import sql
 from halter.core.errors import BlobMissing, RowRefused, StoreUnavailable, StoreUnusable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.library import Chunk, Found
-from halter.core.ports import EVERY_STREAM, Beat, Change, Lease, Stored
+from halter.core.ports import EVERY_STREAM, Agents, Beat, Change, Lease, Put, Stored, Ticket
 from halter.core.row import Row, RowKey, lock_order
 from halter.core.rows import TABLES
 from halter.journal.apply import Changes
@@ -21,6 +21,7 @@ from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.connection import Address, Connection, Line, connected, together, translated
 from halter.journal.engine import PROJECTIONS, Busy, Conflict, View
 from halter.journal.entries import Entry, for_tsquery, for_tsvector
+from halter.journal.leasing import Leasing
 from halter.journal.meta import schema_version, store_id, words
 from halter.journal.postgres_view import PostgresView, answers, blob
 from halter.journal.queries import for_psycopg, load, migrations, row_statements
@@ -165,28 +166,41 @@ class PostgresEngine:
         worker: WorkerId,
         limit: int,
         program_format: int,
-        only: SessionId | None = None,
-        agents: Sequence[str] | None = None,
+        only: SessionId | Ticket | None = None,
+        agents: Agents | None = None,
     ) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones; or the one that is named."""
         with self._transaction() as connection:
+            if agents is not None and any(most is not None for most in agents.values()):
+                connection.execute(self._sql["one_at_a_time"], {"schema": self._address.schema})
             now, _ = self._renew(connection, worker)
-            leases: list[Lease] = []
-            for name in ("claim_orphans", "claim_due") if only is None else ("claim_one",):
-                params = {"worker": worker, "now": now, "format": program_format, "limit": limit - len(leases)}
-                params |= {"agents": None if agents is None else Texts(agents)} if only is None else {"session": only}
-                leases += [
-                    Lease(SessionId(row[0]), worker, row[1]) for row in connection.execute(self._sql[name], params)
-                ]
-            return leases
+            leasing = self._leasing(connection, now, program_format)
+            return leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
 
-    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes]) -> Beat:
+    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
+        """Hand out tickets, unless another process is just doing so."""
+        with self._transaction() as connection:
+            if not _one(connection.execute(self._sql["unless_another"], {"schema": self._address.schema})):
+                return None
+            now = _one(connection.execute(self._sql["now"]))
+            return self._leasing(connection, now, program_format).offer(limit, agents, put, connection)
+
+    def _leasing(self, connection: Connection, now: int, program_format: int) -> Leasing:
+        def ask(name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+            cursor = connection.execute(self._sql[name], params)
+            return cursor.fetchall() if cursor.description else ()
+
+        return Leasing(ask, Texts, Integers, now, self._lease, program_format)
+
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> Beat:
         """Renew a worker's leases; after a lapse, say which are left."""
         with self._transaction() as connection:
             now, lapsed = self._renew(connection, worker)
             if snapshots:
                 kept = {"sessions": Texts(snapshots), "data": Bytes(snapshots.values())}
                 connection.execute(self._sql["snapshots"], {"worker": worker, "at": now, **kept})
+            if about:
+                connection.execute(self._sql["about"], {"worker": worker, "now": now, "about": about})
             if not lapsed:
                 return Beat(now)
             owned = connection.execute(self._sql["owned"], {"worker": worker})

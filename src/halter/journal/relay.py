@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.library import Chunk, Found
-from halter.core.ports import Beat, Change, Committed, Lease, Query, Store, Stored, Write
+from halter.core.ports import Agents, Beat, Change, Committed, Lease, Put, Query, Store, Stored, Ticket, Write
 
 T = TypeVar("T")
 
@@ -28,14 +28,18 @@ class Relay:
         return await self._passed(lambda: self._store.read(stream, after, limit))
 
     async def claim(
-        self, worker: WorkerId, limit: int, only: SessionId | None = None, agents: Sequence[str] | None = None
+        self, worker: WorkerId, limit: int, only: SessionId | Ticket | None = None, agents: Agents | None = None
     ) -> Sequence[Lease]:
         """Pass a claim on."""
         return await self._passed(lambda: self._store.claim(worker, limit, only, agents))
 
-    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}) -> Beat:
+    async def offer(self, limit: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
+        """Pass an offer on."""
+        return await self._passed(lambda: self._store.offer(limit, agents, put))
+
+    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = "") -> Beat:
         """Pass a heartbeat on."""
-        return await self._passed(lambda: self._store.beat(worker, snapshots))
+        return await self._passed(lambda: self._store.beat(worker, snapshots, about))
 
     async def leave(self, worker: WorkerId) -> None:
         """Pass a farewell on."""

@@ -13,12 +13,13 @@ from halter.core.codec import decode
 from halter.core.errors import BlobMissing, RowRefused, StoreUnusable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.library import Chunk, Found
-from halter.core.ports import Beat, Change, Lease, Stored
+from halter.core.ports import Agents, Beat, Change, Lease, Put, Stored, Ticket
 from halter.core.row import Row, RowKey
 from halter.journal.apply import Changes
 from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.engine import PROJECTIONS, Busy, View
 from halter.journal.entries import Entry, for_fts5
+from halter.journal.leasing import Leasing
 from halter.journal.meta import schema_version, store_id, words
 from halter.journal.queries import load, migrations, row_statements, statements
 from halter.journal.sqlite_file import (
@@ -177,27 +178,38 @@ class SqliteEngine:
         worker: WorkerId,
         limit: int,
         program_format: int,
-        only: SessionId | None = None,
-        agents: Sequence[str] | None = None,
+        only: SessionId | Ticket | None = None,
+        agents: Agents | None = None,
     ) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones; or the one that is named."""
-        with self._transaction() as execute:
-            now = self.now()
-            execute(self._sql["renew"], {"worker": worker, "now": now, "lease": self._lease}).fetchall()
-            leases: list[Lease] = []
-            for name in ("claim_orphans", "claim_due") if only is None else ("claim_one",):
-                params = {"worker": worker, "now": now, "format": program_format, "limit": limit - len(leases)}
-                params |= {"agents": None if agents is None else _json(agents)} if only is None else {"session": only}
-                leases += [Lease(SessionId(row[0]), worker, row[1]) for row in execute(self._sql[name], params)]
-            return leases
+        with self._leasing(program_format) as leasing:
+            leasing.ask("renew", {"worker": worker, "now": leasing.now, "lease": self._lease})
+            return leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
 
-    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes]) -> Beat:
+    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
+        """Hand out tickets; one process writes at a time, so none is in another's way."""
+        with self._leasing(program_format) as leasing:
+            return leasing.offer(limit, agents, put, self._connection)
+
+    @contextmanager
+    def _leasing(self, program_format: int) -> Generator[Leasing]:
+        with self._transaction() as execute:
+
+            def ask(name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+                return execute(self._sql[name], params).fetchall()
+
+            yield Leasing(ask, _json, _json, self.now(), self._lease, program_format)
+
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> Beat:
         """Renew a worker's leases; after a lapse, say which are left."""
         with self._transaction() as execute:
             now = self.now()
             renewed = execute(self._sql["renew"], {"worker": worker, "now": now, "lease": self._lease}).fetchall()
             for session, data in snapshots.items():
                 execute(self._sql["snapshot"], {"worker": worker, "session": session, "at": now, "data": data})
+            if about:
+                execute(self._sql["about"], {"worker": worker, "about": about})
+                execute(self._sql["forget_workers"], {"worker": worker, "now": now})
             if renewed == [(0,)]:
                 return Beat(now)
             owned = execute(self._sql["owned"], {"worker": worker}).fetchall()
@@ -386,8 +398,8 @@ def stored(row: Sequence[Any]) -> Stored:
     return Stored(*row, event=decode(row[2], row[3], row[8]))
 
 
-def _json(names: Sequence[str]) -> str:
-    return msgspec.json.encode(list(names)).decode()
+def _json(values: Iterable[str | int]) -> str:
+    return msgspec.json.encode(list(values)).decode()
 
 
 def event_columns(event: Stored) -> tuple[Any, ...]:

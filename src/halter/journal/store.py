@@ -17,7 +17,7 @@ from halter.core.errors import LeaseLost, StoreUnavailable, StoreUnusable
 from halter.core.events import FORMAT
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.library import Chunk, Found, asked_words
-from halter.core.ports import EVERY_STREAM, Beat, Change, Committed, Lease, Query, Stored, Write
+from halter.core.ports import EVERY_STREAM, Agents, Beat, Change, Committed, Lease, Put, Query, Stored, Ticket, Write
 from halter.core.row import Row
 from halter.core.text import clean
 from halter.journal.apply import Applier, apply
@@ -90,6 +90,10 @@ class JournalStore:
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
 
+    def observe(self, observer: Observer) -> None:
+        """Let somebody else see what this process commits, from now on."""
+        self._observers = (*self._observers, observer)
+
     async def commit(self, write: Write) -> Committed:
         """Do all of the write or nothing; it is durable when this returns."""
         if clean(write.key) != write.key:
@@ -111,14 +115,18 @@ class JournalStore:
         return await self._reading(lambda: self._engine.read(StreamId(clean(stream)), after, limit))
 
     async def claim(
-        self, worker: WorkerId, limit: int, only: SessionId | None = None, agents: Sequence[str] | None = None
+        self, worker: WorkerId, limit: int, only: SessionId | Ticket | None = None, agents: Agents | None = None
     ) -> Sequence[Lease]:
         """Take sessions that are due or orphaned, or the one that is named; each gets its next generation."""
         return await self._writing(lambda: self._engine.claim(worker, limit, FORMAT, only, agents))
 
-    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}) -> Beat:
+    async def offer(self, limit: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
+        """Hand out tickets for what could be claimed; None if another process is doing so."""
+        return await self._writing(lambda: self._engine.offer(limit, FORMAT, agents, put))
+
+    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = "") -> Beat:
         """Renew all leases of a worker."""
-        return await self._writing(lambda: self._engine.beat(worker, snapshots))
+        return await self._writing(lambda: self._engine.beat(worker, snapshots, about))
 
     async def leave(self, worker: WorkerId) -> None:
         """Let go of all leases of a worker that ends in good order."""

@@ -115,6 +115,10 @@ SELECT MIN(due_at) AS due_at FROM sessions WHERE owner = '' AND due_at > :now;
 -- What a worker owns.
 SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '' ORDER BY session;
 
+-- name: all_workers
+-- Everybody who works, or did lately.
+SELECT worker, alive_until, about FROM workers ORDER BY worker;
+
 -- name: sessions_of
 -- The sessions of one agent and kind, the newest first.
 SELECT * FROM sessions WHERE agent = :agent AND kind = :kind ORDER BY started_at DESC, session DESC LIMIT :limit;

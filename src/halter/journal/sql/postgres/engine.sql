@@ -73,11 +73,26 @@ FROM orphans WHERE s.session = orphans.session
 RETURNING s.session, s.generation;
 
 -- name: claim_due
--- Sessions that nobody owns and whose time has come, the longest due first.
+-- Sessions that nobody owns and whose time has come, the longest due first; of agents that have a limit, only those
+-- that it does not count.
 WITH due AS MATERIALIZED (
     SELECT session FROM sessions
     WHERE owner = '' AND due_at <= :now AND format <= :format
-        AND (:agents::text[] IS NULL OR agent = ANY(:agents::text[]) AND (kind = 'autonomous' OR trigger <> '' OR parent <> ''))
+        AND (:agents::text[] IS NULL OR kind = 'autonomous' AND agent = ANY(:limited::text[])
+             OR agent = ANY(:agents::text[]) AND (kind = 'autonomous' OR trigger <> '' OR parent <> ''))
+    ORDER BY due_at LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE sessions s SET owner = :worker, generation = s.generation + 1
+FROM due WHERE s.session = due.session
+RETURNING s.session, s.generation;
+
+-- name: claim_tasks
+-- The tasks of one agent that are due.
+WITH due AS MATERIALIZED (
+    SELECT session FROM sessions
+    WHERE owner = '' AND due_at <= :now AND format <= :format AND agent = :agent
+        AND kind <> 'autonomous' AND (trigger <> '' OR parent <> '')
     ORDER BY due_at LIMIT :limit
     FOR UPDATE SKIP LOCKED
 )
@@ -87,15 +102,72 @@ RETURNING s.session, s.generation;
 
 -- name: claim_one
 -- A session that somebody asks for by name, whether it is due or not, unless it has an owner or is over. An owner that
--- renews at this very moment keeps it.
+-- renews at this very moment keeps it. Who has a ticket gets it only as it was when it was offered.
 WITH dead AS MATERIALIZED (
     SELECT worker FROM workers WHERE alive_until < :now AND worker <> :worker
     AND worker = (SELECT owner FROM sessions WHERE session = :session) FOR SHARE SKIP LOCKED
 )
 UPDATE sessions SET owner = :worker, generation = generation + 1
 WHERE session = :session AND format <= :format AND started_at > 0 AND ended_at IS NULL AND :limit > 0
+    AND (:generation::bigint IS NULL OR generation = :generation)
     AND (owner = '' OR owner IN (SELECT worker FROM dead))
 RETURNING session, generation;
+
+-- name: one_at_a_time
+-- Whoever counts before taking counts alone.
+SELECT pg_advisory_xact_lock(hashtextextended('halter claims ' || :schema, 0));
+
+-- name: unless_another
+-- One process offers at a time.
+SELECT pg_try_advisory_xact_lock(hashtextextended('halter claims ' || :schema, 0));
+
+-- name: rooms
+-- How many more tasks of each agent may be awake: those that are owned count, and those that are on offer.
+SELECT a.agent, a.most - (
+    SELECT COUNT(*) FROM sessions s WHERE s.owner <> '' AND s.agent = a.agent AND s.kind <> 'autonomous'
+) - (
+    SELECT COUNT(*) FROM tickets t JOIN sessions s ON s.session = t.session AND s.generation = t.generation
+    WHERE s.owner = '' AND s.agent = a.agent AND s.kind <> 'autonomous'
+) FROM unnest(:agents, :most) AS a (agent, most);
+
+-- name: offer_orphans
+-- Sessions whose owner's lease ran out and that are not on offer.
+SELECT s.session, s.generation, s.agent FROM sessions s JOIN workers w ON s.owner = w.worker
+WHERE s.owner <> '' AND w.alive_until < :now AND s.format <= :format AND s.agent = ANY(:agents::text[])
+    AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
+    AND NOT EXISTS (SELECT FROM tickets t WHERE t.session = s.session AND t.generation = s.generation)
+LIMIT :limit;
+
+-- name: offer_due
+-- Sessions that nobody owns, whose time has come and that are not on offer, the longest due first.
+SELECT s.session, s.generation, s.agent FROM sessions s
+WHERE s.owner = '' AND s.due_at <= :now AND s.format <= :format
+    AND (s.kind = 'autonomous' AND s.agent = ANY(:limited::text[])
+         OR s.agent = ANY(:agents::text[]) AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> ''))
+    AND NOT EXISTS (SELECT FROM tickets t WHERE t.session = s.session AND t.generation = s.generation)
+ORDER BY s.due_at LIMIT :limit;
+
+-- name: offer_tasks
+-- The tasks of one agent that are due and not on offer.
+SELECT s.session, s.generation, s.agent FROM sessions s
+WHERE s.owner = '' AND s.due_at <= :now AND s.format <= :format AND s.agent = :agent
+    AND s.kind <> 'autonomous' AND (s.trigger <> '' OR s.parent <> '')
+    AND NOT EXISTS (SELECT FROM tickets t WHERE t.session = s.session AND t.generation = s.generation)
+ORDER BY s.due_at LIMIT :limit;
+
+-- name: offered
+-- What is on offer from now on.
+INSERT INTO tickets (session, generation, at)
+SELECT v.session, v.generation, :at FROM unnest(:sessions, :generations) AS v (session, generation) ORDER BY v.session
+ON CONFLICT (session) DO UPDATE SET generation = excluded.generation, at = excluded.at;
+
+-- name: drop_tickets
+-- What nobody took for as long as a lease lasts is offered anew: its ticket may be lost.
+DELETE FROM tickets WHERE at < :before;
+
+-- name: use_up
+-- A ticket is good for one attempt.
+DELETE FROM tickets WHERE session = :session;
 
 -- name: renew
 -- A worker lives on: one row renews all its leases. When it noticed that they had run out is kept, and told for as long
@@ -105,6 +177,14 @@ ON CONFLICT (worker) DO UPDATE SET
     lapsed = CASE WHEN workers.alive_until < microseconds() THEN microseconds() ELSE workers.lapsed END,
     alive_until = microseconds() + :lease
 RETURNING alive_until - :lease AS now, lapsed + :lease >= alive_until - :lease;
+
+-- name: about
+-- What a worker says of itself; those that have been gone for a day and left nothing behind are forgotten.
+WITH gone AS (
+    DELETE FROM workers w WHERE alive_until < :now - 86400000000 AND worker <> :worker
+        AND NOT EXISTS (SELECT FROM sessions s WHERE s.owner = w.worker)
+)
+UPDATE workers SET about = :about WHERE worker = :worker;
 
 -- name: leave
 -- A worker ends in good order: its leases are over at once.

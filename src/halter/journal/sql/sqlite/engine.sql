@@ -11,23 +11,86 @@ WHERE session IN (
 RETURNING session, generation;
 
 -- name: claim_due
--- Sessions that nobody owns and whose time has come, the longest due first.
+-- Sessions that nobody owns and whose time has come, the longest due first; of agents that have a limit, only those
+-- that it does not count.
 UPDATE sessions SET owner = :worker, generation = generation + 1
 WHERE session IN (
     SELECT session FROM sessions
     WHERE owner = '' AND due_at <= :now AND format <= :format
-        AND (:agents IS NULL OR agent IN (SELECT value FROM json_each(:agents)) AND (kind = 'autonomous' OR trigger <> '' OR parent <> ''))
+        AND (:agents IS NULL OR kind = 'autonomous' AND agent IN (SELECT value FROM json_each(:limited))
+             OR agent IN (SELECT value FROM json_each(:agents)) AND (kind = 'autonomous' OR trigger <> '' OR parent <> ''))
+    ORDER BY due_at LIMIT :limit
+)
+RETURNING session, generation;
+
+-- name: claim_tasks
+-- The tasks of one agent that are due.
+UPDATE sessions SET owner = :worker, generation = generation + 1
+WHERE session IN (
+    SELECT session FROM sessions
+    WHERE owner = '' AND due_at <= :now AND format <= :format AND agent = :agent
+        AND kind <> 'autonomous' AND (trigger <> '' OR parent <> '')
     ORDER BY due_at LIMIT :limit
 )
 RETURNING session, generation;
 
 -- name: claim_one
--- A session that somebody asks for by name, whether it is due or not, unless it has an owner or is over.
+-- A session that somebody asks for by name, whether it is due or not, unless it has an owner or is over. Who has a
+-- ticket gets it only as it was when it was offered.
 UPDATE sessions SET owner = :worker, generation = generation + 1
-WHERE session = :session AND format <= :format AND started_at > 0 AND ended_at IS NULL AND :limit > 0 AND (
+WHERE session = :session AND format <= :format AND started_at > 0 AND ended_at IS NULL AND :limit > 0
+    AND (:generation IS NULL OR generation = :generation) AND (
     owner = '' OR owner IN (SELECT worker FROM workers WHERE alive_until < :now AND worker <> :worker)
 )
 RETURNING session, generation;
+
+-- name: rooms
+-- How many more tasks of each agent may be awake: those that are owned count, and those that are on offer.
+SELECT a.value, m.value - (
+    SELECT COUNT(*) FROM sessions s WHERE s.owner <> '' AND s.agent = a.value AND s.kind <> 'autonomous'
+) - (
+    SELECT COUNT(*) FROM tickets t JOIN sessions s ON s.session = t.session AND s.generation = t.generation
+    WHERE s.owner = '' AND s.agent = a.value AND s.kind <> 'autonomous'
+) FROM json_each(:agents) a JOIN json_each(:most) m ON m.key = a.key;
+
+-- name: offer_orphans
+-- Sessions whose owner's lease ran out and that are not on offer.
+SELECT s.session, s.generation, s.agent FROM sessions s JOIN workers w ON s.owner = w.worker
+WHERE s.owner <> '' AND w.alive_until < :now AND s.format <= :format
+    AND s.agent IN (SELECT value FROM json_each(:agents)) AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
+    AND NOT EXISTS (SELECT 1 FROM tickets t WHERE t.session = s.session AND t.generation = s.generation)
+LIMIT :limit;
+
+-- name: offer_due
+-- Sessions that nobody owns, whose time has come and that are not on offer, the longest due first.
+SELECT s.session, s.generation, s.agent FROM sessions s
+WHERE s.owner = '' AND s.due_at <= :now AND s.format <= :format
+    AND (s.kind = 'autonomous' AND s.agent IN (SELECT value FROM json_each(:limited))
+         OR s.agent IN (SELECT value FROM json_each(:agents)) AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> ''))
+    AND NOT EXISTS (SELECT 1 FROM tickets t WHERE t.session = s.session AND t.generation = s.generation)
+ORDER BY s.due_at LIMIT :limit;
+
+-- name: offer_tasks
+-- The tasks of one agent that are due and not on offer.
+SELECT s.session, s.generation, s.agent FROM sessions s
+WHERE s.owner = '' AND s.due_at <= :now AND s.format <= :format AND s.agent = :agent
+    AND s.kind <> 'autonomous' AND (s.trigger <> '' OR s.parent <> '')
+    AND NOT EXISTS (SELECT 1 FROM tickets t WHERE t.session = s.session AND t.generation = s.generation)
+ORDER BY s.due_at LIMIT :limit;
+
+-- name: offered
+-- What is on offer from now on.
+INSERT INTO tickets (session, generation, at)
+SELECT s.value, g.value, :at FROM json_each(:sessions) s JOIN json_each(:generations) g ON g.key = s.key WHERE true
+ON CONFLICT (session) DO UPDATE SET generation = excluded.generation, at = excluded.at;
+
+-- name: drop_tickets
+-- What nobody took for as long as a lease lasts is offered anew: its ticket may be lost.
+DELETE FROM tickets WHERE at < :before;
+
+-- name: use_up
+-- A ticket is good for one attempt.
+DELETE FROM tickets WHERE session = :session;
 
 -- name: renew
 -- A worker lives on: one row renews all its leases. When it noticed that they had run out is kept, and told for as long
@@ -36,6 +99,15 @@ INSERT INTO workers (worker, alive_until, lapsed) VALUES (:worker, :now + :lease
 ON CONFLICT (worker) DO UPDATE SET
     lapsed = CASE WHEN workers.alive_until < :now THEN :now ELSE workers.lapsed END, alive_until = excluded.alive_until
 RETURNING lapsed + :lease >= :now;
+
+-- name: about
+-- What a worker says of itself.
+UPDATE workers SET about = :about WHERE worker = :worker;
+
+-- name: forget_workers
+-- Those that have been gone for a day and left nothing behind.
+DELETE FROM workers WHERE alive_until < :now - 86400000000 AND worker <> :worker
+    AND worker NOT IN (SELECT owner FROM sessions WHERE owner <> '');
 
 -- name: leave
 -- A worker ends in good order: its leases are over at once.

@@ -1,0 +1,162 @@
+"""The queue of tickets that all workers share, kept by Procrastinate in the store's own PostgreSQL.
+
+It is given only what is due: a sleeper is a row of ours, not a job of its. A job whose worker was killed is not handed
+out again by it, and need not be: its session is offered anew when the ticket or the lease has run out.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from typing import Any, Final
+
+import psycopg
+import psycopg_pool
+from procrastinate import App, PsycopgConnector, SyncPsycopgConnector
+from procrastinate.exceptions import ConnectorException
+from procrastinate.jobs import Job, Status
+from procrastinate.manager import JobManager
+from procrastinate.worker import Worker
+
+from halter.core.clock import SECOND, Clock
+from halter.core.errors import StoreError
+from halter.core.ids import SessionId
+from halter.core.ports import Ticket
+from halter.dispatch.distributed import Serve
+from halter.journal.connection import Address, connected, in_words
+
+TASK: Final = "halter.serve"
+POLL_SECONDS: Final = 5.0
+"""How often it looks by itself: jobs are heard of by NOTIFY."""
+HEARTBEAT_SECONDS: Final = 5.0
+STALLED_SECONDS: Final = 30.0
+"""After how long without a heartbeat a worker of the queue is taken for dead, and its jobs are dropped."""
+SHORTEST_PAUSE: Final = SECOND // 10
+LONGEST_PAUSE: Final = 5 * SECOND
+CONNECTIONS: Final = 4
+
+_AWAY: Final = (ConnectorException, psycopg.Error, psycopg_pool.PoolTimeout)
+
+
+class ProcrastinateQueue:
+    """Tickets as jobs. Each version of each agent has a queue of its own, which only those fetch from that have it.
+
+    `versions` are the agents of this worker. While PostgreSQL is away, nothing is handed out, and what runs goes on.
+    """
+
+    def __init__(self, url: str, clock: Clock, versions: Mapping[str, str]) -> None:
+        self._address = Address(url)
+        self._clock = clock
+        self._versions = versions
+        # Tickets are put in over the store's own connection: this one is never opened.
+        self._putting = JobManager(SyncPsycopgConnector())
+
+    def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
+        """Put tickets in, in the transaction of a connection."""
+        try:
+            self._putting.batch_defer_jobs([self._job(ticket) for ticket in tickets], connection)
+        except ConnectorException as error:
+            # Whoever has the transaction knows what an error of PostgreSQL means.
+            raise error.__cause__ or error from error
+
+    def _job(self, ticket: Ticket) -> Job:
+        kept = {"session": ticket.session, "agent": ticket.agent, "generation": ticket.generation}
+        queue = queue_of(ticket.agent, self._versions[ticket.agent])
+        return Job(queue=queue, lock=None, queueing_lock=None, task_name=TASK, task_kwargs=kept)
+
+    async def hand_out(self, serve: Serve, concurrency: int) -> None:
+        """Serve tickets as they come, until cancelled; a connection that is lost is made anew."""
+        with _quiet():
+            pause = SHORTEST_PAUSE
+            while True:
+                with suppress(*_AWAY):
+                    async with _opened(self._address) as app:
+                        pause = SHORTEST_PAUSE
+                        await self._work(app, serve, concurrency)
+                await self._clock.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _work(self, app: App, serve: Serve, concurrency: int) -> None:
+        @app.task(name=TASK)
+        async def served(session: str, agent: str, generation: int) -> None:
+            await serve(Ticket(SessionId(session), agent, generation))
+
+        await _drop_stalled(app.job_manager)
+        worker = _Worker(
+            app,
+            queues=[queue_of(agent, version) for agent, version in self._versions.items()],
+            concurrency=concurrency,
+            fetch_job_polling_interval=POLL_SECONDS,
+            update_heartbeat_interval=HEARTBEAT_SECONDS,
+            stalled_worker_timeout=STALLED_SECONDS,
+            # Sessions go on without the job that brought them.
+            shutdown_graceful_timeout=0,
+            delete_jobs="always",
+            install_signal_handlers=False,
+        )
+        await worker.run()
+
+
+class _Worker(Worker):
+    """Procrastinate's worker, which stops when it can no longer hear or be heard, so that it is started anew.
+
+    It watches over its side tasks until the first of them is done, and without periodic tasks that one is done at once.
+    """
+
+    async def _periodic_deferrer(self) -> None:
+        await asyncio.Event().wait()
+
+
+def queue_of(agent: str, version: str) -> str:
+    """Name the queue of an agent's version, so short that PostgreSQL can have a channel of that name."""
+    return f"{re.sub(r'[^a-z0-9-]', '', agent.lower())[:20]}.{sha256(f'{agent} {version}'.encode()).hexdigest()[:16]}"
+
+
+async def _drop_stalled(jobs: JobManager) -> None:
+    """Forget the jobs of workers that died. What they were about is offered anew."""
+    for job in await jobs.get_stalled_jobs(seconds_since_heartbeat=STALLED_SECONDS):
+        # Somebody else may have dropped it at the same time.
+        with suppress(ConnectorException):
+            await jobs.finish_job(job, Status.FAILED, delete_job=True)
+
+
+def _opened(address: Address) -> Any:
+    """Open Procrastinate in the schema of the store."""
+    options = {"options": f"-c search_path={address.schema}"}
+    connector = PsycopgConnector(
+        conninfo=address.conninfo, kwargs=options, min_size=1, max_size=CONNECTIONS, timeout=10, reconnect_timeout=10
+    )
+    return App(connector=connector).open_async()
+
+
+def prepare(url: str) -> None:
+    """Make Procrastinate's tables beside ours, once; of several processes that start together, one does it."""
+    address = Address(url)
+    try:
+        with connected(address, lambda _: None) as connection, connection.transaction():
+            connection.execute("SELECT set_config('search_path', quote_ident(%s), true)", [address.schema])
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('halter ' || %s, 0))", [address.schema])
+            there = connection.execute("SELECT to_regclass('procrastinate_jobs') IS NOT NULL").fetchone()
+            if there != (True,):
+                from procrastinate.schema import SchemaManager
+
+                connection.execute(SchemaManager.get_schema(), prepare=False)
+    except psycopg.Error as error:
+        told = in_words(error, address)
+        raise told if isinstance(told, StoreError) else error from error
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Keep the libraries from writing tracebacks to the terminal: what is wrong is told by the store, in sentences."""
+    loggers = [logging.getLogger(name) for name in ("procrastinate", "psycopg.pool")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
