@@ -6,10 +6,11 @@ serves them all: it tells of the newest minute, and what is said of an earlier o
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
-from halter.core.clock import MINUTE
+from halter.core.clock import MINUTE, SECOND
 from halter.core.money import MINUTELY, Account, BudgetOf, BudgetRow, Leg, MustWait, Reserved
 from halter.core.windows import window_at, window_end
 
@@ -34,8 +35,10 @@ class RateReached(msgspec.Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """Say what is waited for."""
-        most = "" if self.leg.cap is None else f", {self.leg.cap:,} {self.leg.unit} a minute"
-        return f"It waits for the rate of {self.leg.scope.removeprefix('model:')}{most}."
+        name, cap = self.leg.scope.removeprefix("model:"), self.leg.cap or 0
+        unit = self.leg.unit.removesuffix("s") if cap == 1 else self.leg.unit
+        at = datetime.fromtimestamp(self.until // SECOND, UTC)
+        return f"It waits for the rate of {name} until {at:%H:%M:%S} UTC: {cap:,} {unit} a minute."
 
 
 def paces_of(rates: Mapping[str, Rate], model: str) -> Paces:
@@ -75,9 +78,9 @@ def within_rates(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | MustWai
 
 
 def in_its_minute(row: BudgetRow, account: Account) -> BudgetRow:
-    """Begin the row anew for a minute that it does not tell of yet."""
+    """Begin the row anew for a minute that it does not tell of yet, and in which nobody has named the rate."""
     began = _began(account)
-    return row if row.cap_at >= began else BudgetRow(row.scope, MINUTELY, row.unit, None, began)
+    return row if row.cap_at >= began else BudgetRow(row.scope, MINUTELY, row.unit, 0, began)
 
 
 def moved(row: BudgetRow, leg: Leg, *, spent: int = 0, held: int = 0) -> Iterator[BudgetRow]:
