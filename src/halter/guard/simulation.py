@@ -136,5 +136,7 @@ def _read(answer: RequestOutcome) -> Simulated | NotSimulated:
             return NotSimulated("The model did not say what it expects.")
         case RefusedRequest(sentence=reason) | FailedRequest(error=reason):
             return NotSimulated(reason)
-        case StillHeld() | RateUsedUp():
-            return NotSimulated("The money for it is held by others, or its model is asked too much already.")
+        case StillHeld():
+            return NotSimulated("The money for it is held by others.")
+        case RateUsedUp():
+            return NotSimulated("Its model is asked too much already.")
