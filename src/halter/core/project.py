@@ -394,9 +394,10 @@ def rate_row(known: Known, agent: str, tool: str, piece: int, attempts: int = 0)
 
 def budget_row(known: Known, account: Account) -> BudgetRow:
     """Return what stands against a cap, also where nothing stands yet."""
-    _, key = budget_key(account)
-    row = known.get(BudgetRow, *key) or BudgetRow(*key)
-    return rates.in_its_minute(row, account) if account.is_rate else row
+    if account.is_rate:
+        return rates.in_its_minute(known.get(BudgetRow, account.scope, MINUTELY, account.unit), account)
+    row = known.get(BudgetRow, account.scope, account.window, account.unit)
+    return row if row is not None else BudgetRow(account.scope, account.window, account.unit)
 
 
 def budget_key(account: Account) -> RowKey:

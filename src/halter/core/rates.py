@@ -53,6 +53,8 @@ def rate_legs(paces: Paces, now: int, tokens: int) -> tuple[Leg, ...]:
     Nobody could ever wait long enough for more than a minute has: such a request holds a whole minute, and so is let
     through alone.
     """
+    if not paces:
+        return ()
     window, legs = window_at("minute", now), list[Leg]()
     for name, rate in paces:
         if rate.requests is not None:
@@ -77,10 +79,12 @@ def within_rates(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | MustWai
     return waiting or Reserved(tuple(legs))
 
 
-def in_its_minute(row: BudgetRow, account: Account) -> BudgetRow:
+def in_its_minute(row: BudgetRow | None, account: Account) -> BudgetRow:
     """Begin the row anew for a minute that it does not tell of yet, and in which nobody has named the rate."""
     began = _began(account)
-    return row if row.cap_at >= began else BudgetRow(row.scope, MINUTELY, row.unit, 0, began)
+    if row is not None and row.cap_at >= began:
+        return row
+    return BudgetRow(account.scope, MINUTELY, account.unit, 0, began)
 
 
 def moved(row: BudgetRow, leg: Leg, *, spent: int = 0, held: int = 0) -> Iterator[BudgetRow]:
