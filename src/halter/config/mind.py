@@ -88,10 +88,15 @@ def read_mind(fleet: Fleet, agent: Agent, folder: Path | None) -> Read:
         temperature=either(spec.temperature, None),
         script=script,
         reflex=reflex,
-        rates={name: _rate(said) for name, said in fleet.spec.rates.items()},
+        rates=rates_of(fleet),
         **_limits(both),
     )
     return Read(mind, script_at, reflex_at, read_pacing(fleet, agent), read_tasks(fleet, agent, folder))
+
+
+def rates_of(fleet: Fleet) -> dict[str, Rate]:
+    """Tell how fast models may be asked: that is the fleet's word alone, as it is shared by all agents."""
+    return {name: _rate(said) for name, said in fleet.spec.rates.items()}
 
 
 def _rate(said: ModelRate) -> Rate:
