@@ -92,8 +92,10 @@ class Running(Resting):
         # What is inside another call is cleared before it, so that the outer one, done again, finds how it went.
         for flight in sorted(self._doubts, key=lambda doubt: -doubt.id.count("/")):
             await self._clear(flight, await self._arguments(events, flight.id))
-        events = await self.events()
-        self.spent = replay(events).spent
+        self.spent = self.state.spent
+        if self._doubts or self.lease.generation > 1:
+            events = await self.events()
+            self.spent = replay(events).spent
         self.overrun = overran(events)
         if self.lease.generation > 1:
             await self._look_at_cap()
@@ -217,6 +219,10 @@ class Running(Resting):
                     return answer
                 case RefusedRequest():
                     return answer
+
+    async def settle_up(self) -> None:
+        """Write down, even if nobody waits for it any more, an outcome that was left for what would follow."""
+        await asyncio.shield(self._gatehouse.purse.settle_up(self.lease))
 
     def _spend(self, usd: int, tokens: int = 0) -> None:
         self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)

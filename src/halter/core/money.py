@@ -47,7 +47,7 @@ def believable(amount: int) -> bool:
     return 0 <= amount <= MOST
 
 
-class Account(msgspec.Struct, frozen=True, array_like=True):
+class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an amount is counted against: a scope, one of its windows, and a unit."""
 
     scope: str
@@ -78,7 +78,7 @@ class Overrun(Account, frozen=True, array_like=True):
     amount: int
 
 
-class Charge(msgspec.Struct, frozen=True, omit_defaults=True):
+class Charge(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a hold turned out to cost."""
 
     usd: int = 0

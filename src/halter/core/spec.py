@@ -274,11 +274,12 @@ class Rule(msgspec.Struct, frozen=True):
     simulate: Simulate
 
 
-class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+class Resolved(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything that the guard has to know to judge what an agent does.
 
     No field has a default, so that the digest covers all of them. `policies` are the fleet's and the agent's: a rule
-    for a tool in one must not hide a stricter one for its level in the other, so they are put together per tool.
+    for a tool in one must not hide a stricter one for its level in the other, so they are put together per tool, and
+    kept in the `__dict__`, which is no part of the policy.
     """
 
     name: str
@@ -315,6 +316,13 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         An agent that takes a tool for more dangerous must not fall under laxer rules by it: so what the fleet says of
         the level that the tool has without the agent's word counts as well.
         """
+        known: dict[tuple[str, Level], Rule] = vars(self).setdefault("rules", {})
+        found = known.get((tool, declared))
+        if found is None:
+            found = known[tool, declared] = self._rule(tool, declared)
+        return found
+
+    def _rule(self, tool: str, declared: Level) -> Rule:
         fleet, agent = self.policies
         base = _placed(fleet, tool, declared)
         level = LEVELS[max(LEVELS.index(base), LEVELS.index(_placed(agent, tool, base)))]

@@ -46,8 +46,13 @@ def _minute(number: int) -> str:
 
 def window_after(window: str, now: int) -> str:
     """Name the window of the same length and zone which the moment falls into."""
+    return _after(window, now // QUARTER)
+
+
+@lru_cache(1024)
+def _after(window: str, quarter: int) -> str:
     per, _, rest = window.partition("/")
-    return window_at(cast("Per", per), now, rest.partition("@")[2] or "UTC")
+    return window_at(cast("Per", per), quarter * QUARTER, rest.partition("@")[2] or "UTC")
 
 
 @lru_cache(1024)

@@ -133,8 +133,8 @@ def _refusals(asking: Asking, rows: Rows) -> Iterable[tuple[Outcome, str]]:
 
 def _left(asking: Asking, rows: Rows, unit: Unit) -> int | None:
     """Tell the least that any cap leaves unspent, or None where no cap binds."""
-    unspent = (_unspent(leg, budget_for(rows, asking.kept, leg)) for leg in asking.everywhere() if leg.unit == unit)
-    return min((amount for amount in unspent if amount is not None), default=None)
+    unspent = [_unspent(leg, budget_for(rows, asking.kept, leg)) for leg in asking.everywhere() if leg.unit == unit]
+    return min([amount for amount in unspent if amount is not None], default=None)
 
 
 def _unspent(leg: Leg, budget: BudgetRow) -> int | None:

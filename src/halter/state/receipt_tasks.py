@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import msgspec
 
 from halter.core.events import (
+    CallSettled,
+    CallStarted,
     ContextGiven,
     DocumentRead,
     FindingEmitted,
@@ -16,6 +18,8 @@ from halter.core.events import (
     NotificationQueued,
     PhaseEntered,
     PrecedentProposed,
+    RequestSettled,
+    RequestStarted,
     SessionEnded,
     SessionResumed,
 )
@@ -143,6 +147,9 @@ class _Leavings:
         """Take in an event, if it is about any of this."""
         at = stored.at
         match stored.event:
+            case CallStarted() | CallSettled() | RequestStarted() | RequestSettled():
+                # Most events are about none of it.
+                pass
             case PhaseEntered() as entered:
                 self._leave(at)
                 self._phases.append(PhaseLine(entered.phase, entered.number, at))
