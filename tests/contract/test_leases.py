@@ -412,8 +412,8 @@ async def fired(store: JournalStore, session: str, agent: str = "watcher") -> Se
 async def offered(store: JournalStore, agents: Agents = ANY, limit: int = 100) -> list[Ticket]:
     """Offer what is due, and return what was handed out in the transaction itself."""
     heard: list[Ticket] = []
-    tickets = await store.offer(limit, agents, lambda _, tickets: heard.extend(tickets))
-    assert tickets == heard
+    offered = await store.offer(limit, agents, lambda _, tickets: heard.extend(tickets))
+    assert list(offered.tickets) == heard
     return heard
 
 
@@ -428,7 +428,25 @@ async def test_only_so_much_is_offered_as_is_asked_for_the_longest_due_first(sto
     for name in ("c", "a", "b"):
         await fired(store, name)
     assert [ticket.session for ticket in await offered(store, limit=2)] == ["c", "a"]
-    assert [ticket.session for ticket in await offered(store, limit=2)] == ["b"]
+    assert await offered(store, limit=2) == []
+    assert [ticket.session for ticket in await offered(store, limit=3)] == ["b"]
+
+
+async def test_whoever_offers_is_told_whether_there_may_be_more(store: JournalStore) -> None:
+    for name in ("a", "b", "c"):
+        await fired(store, name)
+
+    async def more(limit: int) -> bool:
+        return (await store.offer(limit, ANY, lambda _, __: None)).more
+
+    assert [await more(2), await more(2), await more(3), await more(4)] == [True, True, True, False]
+
+
+async def test_a_ticket_that_is_given_back_is_offered_again_at_once(store: JournalStore) -> None:
+    await fired(store, ONE)
+    (ticket,) = await offered(store)
+    assert await store.claim(ANNA, 0, ticket) == []
+    assert await offered(store) == [ticket]
 
 
 async def test_a_ticket_is_a_lease_for_whoever_comes_first_with_it(store: JournalStore) -> None:

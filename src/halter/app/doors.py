@@ -11,7 +11,6 @@ from halter.guard.gatehouse import Gatehouse
 from halter.guard.redact import Redactor
 from halter.guard.secrets import Secrets
 from halter.guard.stream import StreamRedactor
-from halter.journal.patient import PatientStore
 from halter.models.prices import Prices
 
 
@@ -52,7 +51,7 @@ def gatehouse_for(app: App, policy: Resolved, secrets: Secrets, simulates: Model
     """Make the doors. While the store is away, what could not be recorded does not run."""
     redactor = Redactor(_values(secrets), app.environ)
     return Gatehouse(
-        PatientStore(app.store, app.clock),
+        app.patient(),
         app.clock,
         redact=redactor.redact,
         secrets=secrets,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from halter.core.events import AnyEvent, CallStarted, WakePosted
+from halter.core.events import AnyEvent, CallStarted, Unknown, WakePosted
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said, whole
 from halter.core.rows import SessionRow, Snapshot
@@ -10,6 +10,7 @@ from halter.core.task_project import rows_of_event
 from halter.core.text import to_body
 from halter.guard.gatehouse import Gatehouse
 from halter.state import life
+from halter.state.session import not_known
 
 
 class Book:
@@ -56,8 +57,15 @@ class Book:
         return rows[0].data if rows else b""
 
     async def inbox(self, after: int) -> Sequence[Stored]:
-        """Read what reached the session after a place in its inbox."""
-        return await whole(self._store, inbox_stream(self.lease.session), after)
+        """Read what reached the session after a place in its inbox.
+
+        What a newer program put there is not passed over: it would count as read, and nobody would ever have seen it.
+        """
+        found = await whole(self._store, inbox_stream(self.lease.session), after)
+        for stored in found:
+            if isinstance(stored.event, Unknown):
+                raise not_known(stored)
+        return found
 
     async def said(self, stored: Stored) -> bytes:
         """Read what an event says."""

@@ -30,7 +30,7 @@ from halter.core.windows import window_end
 from halter.guard.approvals import ask, cap_question
 from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer, NeedsPerson
-from halter.guard.flight import StillHeld
+from halter.guard.flight import RateUsedUp, StillHeld
 from halter.guard.gatehouse import Gatehouse
 from halter.guard.request import Answered, FailedRequest, RefusedRequest, Request
 from halter.state import life
@@ -191,13 +191,19 @@ class Running(Resting):
     ) -> Answered | RefusedRequest | FailedRequest:
         """Take a request to the guard, and wait for money where there will be some: others' holds, tomorrow's, more.
 
+        It waits for the rate of the model, too, and for as long as that takes: nothing is spent by that.
+
         The last one of a session may use what was kept back for it. One may stand narrower than its session does.
         """
         standing = standing or self.standing
         standing = msgspec.structs.replace(standing, kept_usd=0, kept_tokens=0) if last else standing
+        waited = 0
         while True:
-            answer = await self._gatehouse.request(self.lease, standing, request, model, attempt)
+            answer = await self._gatehouse.request(self.lease, standing, request, model, attempt, waited)
             match answer:
+                case RateUsedUp(until=until):
+                    waited = answer.waited + 1
+                    await self._rest("SLEEPING", max(until, self._clock.now() + SOON))
                 case StillHeld() if request.optional:
                     return FailedRequest(answer.id, "cost_cap_reached", "The money for it is held by others.")
                 case StillHeld():
@@ -205,7 +211,7 @@ class Running(Resting):
                 case RefusedRequest(cap=CostCapReached() as cap) if await self._more_money(
                     request.id, str(model.name), cap
                 ):
-                    attempt += 1
+                    attempt, waited = attempt + 1, 0
                 case Answered() | FailedRequest():
                     self._spend(answer.cost_usd, answer.tokens)
                     passed = isinstance(answer, Answered) and answer.overrun

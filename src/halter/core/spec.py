@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from halter.core.bounds import AgentBounds, FleetLimits, Guardrails, Limits, OnCap
+from halter.core.bounds import AgentBounds, FleetLimits, Guardrails, Limits, ModelRate, OnCap
 from halter.core.clock import HOUR
 from halter.core.ids import Digest
 from halter.core.limits import Caps
@@ -129,6 +129,10 @@ class FleetSpec(Spec, frozen=True):
     ) = UNSET
     models: Annotated[Mapping[ModelPattern, ModelSpec], Meta(description="Prices, by `provider:model`.")] = {}
     providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Where models are reached, by provider.")] = {}
+    rates: Annotated[
+        Mapping[ModelPattern, ModelRate],
+        Meta(description="How fast models may be asked, by `provider:model`, or `provider:*` for all of a provider."),
+    ] = {}
     shell: Annotated[ShellBounds, Meta(description="What the shell of any agent may do.")] = ShellBounds()
     retention: (
         Annotated[Lasting, Meta(description="After how long the words of ended sessions are erased, or `none`.")]
@@ -233,6 +237,17 @@ class AgentSpec(Spec, frozen=True):
     notify: Annotated[Notify, Meta(description="Whom the agent tells what.")] = Notify()
     anonymize: (
         Annotated[Anonymize | bool, Meta(description="What is hidden from models that run elsewhere.")] | UnsetType
+    ) = UNSET
+    concurrency: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                description="How many of its task sessions may be awake at once, on all machines; any number, "
+                "if not given.",
+            ),
+        ]
+        | UnsetType
     ) = UNSET
     idle_halt_minutes: Annotated[
         float, Meta(ge=0, le=100_000, description="So long a session may do nothing before it is paused; 0 for never.")

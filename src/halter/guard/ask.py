@@ -1,6 +1,6 @@
 """From what a model asked for to what the judge is asked: everything that can be known before a row is locked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 
@@ -8,6 +8,7 @@ import msgspec
 
 from halter.core.limits import Cap, Caps, Spender, accounts, legs
 from halter.core.messages import Anonymizing
+from halter.core.rates import Rate
 from halter.core.rows import RuleRow
 from halter.core.spec import Phase, Resolved, Rule
 from halter.core.text import clean
@@ -44,7 +45,8 @@ class Standing(msgspec.Struct, frozen=True, dict=True):
 
     `secrets` are those that the policy grants and that are there; `quarantined` the tools that wait for a person.
     What is kept back of its caps, in micro-dollars and in tokens, is there for its last words. A session that runs by
-    itself may be given so many tokens for an hour. `anonymize` says what its models are not told.
+    itself may be given so many tokens for an hour. `anonymize` says what its models are not told, `rates` how fast
+    they may be asked, by all sessions together.
     """
 
     session: str
@@ -59,6 +61,7 @@ class Standing(msgspec.Struct, frozen=True, dict=True):
     kept_tokens: int = 0
     tokens_per_hour: int | None = None
     anonymize: Anonymizing | None = None
+    rates: Mapping[str, Rate] = {}
 
     def kept(self) -> Kept:
         """Tell what is kept back, and of whose caps."""

@@ -27,7 +27,7 @@ from halter.guard.halts import HaltWatch
 from halter.guard.judge import Asked
 from halter.guard.purse import Purse
 from halter.guard.recovery import Doubt, Recovery
-from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request
+from halter.guard.request import ModelDoor, Request, RequestOutcome
 from halter.guard.secrets import Secrets
 from halter.guard.simulation import Paid, Simulated, Simulator
 from halter.guard.voice import StreamMask
@@ -136,10 +136,10 @@ class Gatehouse:
         return True
 
     async def request(
-        self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0
-    ) -> Answered | RefusedRequest | StillHeld | FailedRequest:
+        self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0, waited: int = 0
+    ) -> RequestOutcome:
         """Take one request through the whole order."""
-        return await self._models.guarded_request(lease, standing, request, model, attempt)
+        return await self._models.guarded_request(lease, standing, request, model, attempt, waited)
 
     async def recover(
         self, lease: Lease, standing: Standing, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]

@@ -5,6 +5,8 @@
     reply = the model, with a permit and a deadline          no transaction open; a halt cancels it
     settled = one more transaction                           the answer and its true cost
 
+A request that comes too late in a minute for the rate of its model waits for the next one, and whoever asks is told.
+
 Nothing is tried twice here. Each attempt has an id and a hold of its own, and what it came to is a value that says
 whether another attempt makes sense.
 """
@@ -19,20 +21,28 @@ import msgspec
 
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable
-from halter.core.events import CostCapReached, OverrunIncurred, RequestRefused, RequestSettled, RequestStarted
+from halter.core.events import (
+    CostCapReached,
+    GuardrailTriggered,
+    OverrunIncurred,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
+)
 from halter.core.here import stays_here
 from halter.core.ids import StreamId, session_stream
 from halter.core.limits import accounts
 from halter.core.messages import Hear, Model, Prompt, Reply
 from halter.core.money import Charge, believable
 from halter.core.ports import Committed, Lease, Store, Write, kept, said
+from halter.core.rates import paces_of
 from halter.core.text import to_body
 from halter.core.tools import Permit
 from halter.core.usage import PriceTable, Rates, Unpriced, Usage
 from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.anonymize import Anonymized, anonymized
 from halter.guard.ask import Standing
-from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, unless_halted
+from halter.guard.flight import ERROR_KEPT, Halted, RateUsedUp, Redact, StillHeld, outcome_of, unless_halted
 from halter.guard.halts import HaltWatch
 from halter.guard.mask import Masks, masked, masked_reply
 from halter.guard.purse import LONGEST_LOOK, Purse, Truth, charged
@@ -103,7 +113,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
     tokens: int = 0
 
 
-RequestOutcome = Answered | RefusedRequest | StillHeld | FailedRequest
+RequestOutcome = Answered | RefusedRequest | StillHeld | RateUsedUp | FailedRequest
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -150,13 +160,13 @@ class ModelDoor:
         self._halts = halts or HaltWatch(store, clock)
 
     async def guarded_request(
-        self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0
+        self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0, waited: int = 0
     ) -> RequestOutcome:
         """Let a request through, or refuse it; whatever happens is in the journal when this returns."""
         prompt = self._masks.prompt(lease, request.prompt)
         hidden = hiding(standing, prompt, model)
         asking = await self._asking(standing, request, prompt, hidden, model, attempt)
-        admitted = await self._admit(lease, asking)
+        admitted = await self._admit(lease, asking, waited)
         if not isinstance(admitted, Admitted):
             return admitted
         began, goes_on = self._clock.now(), request.goes_on
@@ -211,17 +221,28 @@ class ModelDoor:
             body=body,
             blob=blob,
             anonymized=hidden.counts,
+            paces=paces_of(standing.rates, str(model.name)),
         )
 
-    async def _admit(self, lease: Lease, asking: Asking) -> Admitted | RequestOutcome:
-        """Decide in one short transaction, again and again while other holds are in the way."""
+    async def _admit(self, lease: Lease, asking: Asking, waited: int) -> Admitted | RequestOutcome:
+        """Decide in one short transaction, again and again while other holds are in the way.
+
+        Each wait for a rate leads to a decision of its own, and is read over again by whoever goes on after a crash.
+        """
         stream = session_stream(lease.session)
         deadline = self._clock.now() + (0 if asking.optional else self._patience)
         while True:
             now_asking = asking.at(self._clock.now())
-            write = Write(stream, f"{asking.request}/asked", partial(weigh, now_asking), rows_of(now_asking), lease)
+            key = f"{asking.request}/asked" + (f"/{waited}" if waited else "")
+            write = Write(stream, key, partial(weigh, now_asking), rows_of(now_asking), lease)
             committed = await self._purse.commit(write)
             answer = admission(committed)
+            if isinstance(answer, GuardrailTriggered):
+                until = answer.until or 0
+                if not committed.repeated or until > self._clock.now():
+                    return RateUsedUp(asking.request, until, waited)
+                waited += 1
+                continue
             if isinstance(answer, Admitted):
                 before = await self._settled_before(stream, answer, committed, lease) if committed.repeated else None
                 return before or _with_accounts(answer, now_asking)
@@ -366,7 +387,7 @@ def told(settled: RequestSettled, body: bytes, max_output_tokens: int) -> Answer
     return FailedRequest(settled.request, settled.outcome, error, cost, may_retry, settled.retry_after, tokens)
 
 
-def admission(committed: Committed) -> Admitted | RefusedRequest | None:
+def admission(committed: Committed) -> Admitted | RefusedRequest | GuardrailTriggered | None:
     """Read the decision off what was written; nothing written means that other holds must settle first."""
     cap: CostCapReached | None = None
     for stored in committed.events:
@@ -375,6 +396,8 @@ def admission(committed: Committed) -> Admitted | RefusedRequest | None:
                 return Admitted(request_in_flight(started, stored), started.max_output_tokens)
             case CostCapReached() as reached:
                 cap = reached
+            case GuardrailTriggered() as waits:
+                return waits
             case RequestRefused() as refused:
                 return RefusedRequest(refused.request, refused.outcome, refused.sentence, cap)
             case _:

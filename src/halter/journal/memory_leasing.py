@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from halter.core.ids import SessionId, WorkerId
-from halter.core.ports import Agents, Ticket
+from halter.core.ports import Agents, Offered, Ticket
 from halter.core.rows import FREE, SessionRow
 
 
@@ -77,12 +77,14 @@ class MemoryLeasing:
                 found.append(row)
         return found
 
-    def offer(self, rows: Sequence[SessionRow], agents: Agents, limit: int) -> list[Ticket]:
+    def offer(self, rows: Sequence[SessionRow], agents: Agents, limit: int) -> Offered:
         """Find what can be had and is not on offer already."""
         now = self._now()
         self._tickets = {session: kept for session, kept in self._tickets.items() if kept[1] >= now - self._lease}
-        found = [row for row in self.claimable(rows, agents, WorkerId(""), now) if not self.on_offer(row)]
-        return [Ticket(SessionId(row.session), row.agent, row.generation) for row in found[:limit]]
+        left = max(0, limit - len(self._tickets))
+        found = [row for row in self.claimable(rows, agents, WorkerId(""), now) if not self.on_offer(row)][:left]
+        tickets = tuple(Ticket(SessionId(row.session), row.agent, row.generation) for row in found)
+        return Offered(tickets, more=len(tickets) == left)
 
     def offered(self, tickets: Sequence[Ticket]) -> None:
         """Know what is on offer from now on."""
