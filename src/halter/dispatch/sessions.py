@@ -8,7 +8,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -275,4 +274,4 @@ async def quarantine(store: Store, lease: Lease, failures: int, error: str, now:
         drafts = rest.decide(rows)
         return [Draft(event), *drafts] if drafts else []
 
-    return bool((await store.commit(replace(rest, decide=decide))).events)
+    return bool((await store.commit(msgspec.structs.replace(rest, decide=decide))).events)

@@ -5,8 +5,10 @@ no sign of life in the journal. Whoever writes to a session that was paused lets
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from halter.core.clock import MINUTE, Clock
 from halter.core.durations import shown_duration
@@ -67,7 +69,7 @@ def with_word(rest: Write, event: GuardrailTriggered) -> Write:
         drafts = rest.decide(rows)
         return [Draft(event), *drafts] if drafts else []
 
-    return replace(rest, decide=decide)
+    return msgspec.structs.replace(rest, decide=decide)
 
 
 def pause(row: SessionRow, lease: Lease, since: int, idle_halt: int, now: int) -> Write:
