@@ -78,8 +78,7 @@ class Ticket(msgspec.Struct, frozen=True):
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(msgspec.Struct, frozen=True):
     """What was offered now, and whether there may be more that is due: then it is looked again soon."""
 
     tickets: tuple[Ticket, ...] = ()
