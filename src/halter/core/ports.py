@@ -70,8 +70,7 @@ class Lease(msgspec.Struct, frozen=True, weakref=True):
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(msgspec.Struct, frozen=True):
     """An offer to take a session as it stood when it was offered: void as soon as anybody has a later generation."""
 
     session: SessionId
@@ -79,8 +78,7 @@ class Ticket:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(msgspec.Struct, frozen=True):
     """What was offered now, and whether there may be more that is due: then it is looked again soon."""
 
     tickets: tuple[Ticket, ...] = ()
