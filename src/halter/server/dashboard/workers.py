@@ -32,13 +32,15 @@ def _row(room: Room, one: Worker) -> Callable[[Worker], None]:
         cell(named(one), "h-what")
         with box("td"):
             chip(one.health, MOODS[one.health])
-            said = words("")
+            said = words("", "h-text h-note")
         awake, agents, last = cell("", "h-short"), cell(), cell("", "h-short")
         cell(moment(one.since, room.now), "h-short")
         cell(one.version, "h-short")
 
     def show(one: Worker) -> None:
-        said.say(note(one, room.now))
+        told = note(one, room.now)
+        said.say(told)
+        said.set_visibility(bool(told))
         awake.say(busy(one))
         agents.say(agents_of(one))
         last.say(heard(one, room.now))
