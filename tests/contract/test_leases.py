@@ -412,8 +412,8 @@ async def fired(store: JournalStore, session: str, agent: str = "watcher") -> Se
 async def offered(store: JournalStore, agents: Agents = ANY, limit: int = 100) -> list[Ticket]:
     """Offer what is due, and return what was handed out in the transaction itself."""
     heard: list[Ticket] = []
-    tickets = await store.offer(limit, agents, lambda _, tickets: heard.extend(tickets))
-    assert tickets == heard
+    offered = await store.offer(limit, agents, lambda _, tickets: heard.extend(tickets))
+    assert list(offered.tickets) == heard
     return heard
 
 
@@ -428,7 +428,25 @@ async def test_only_so_much_is_offered_as_is_asked_for_the_longest_due_first(sto
     for name in ("c", "a", "b"):
         await fired(store, name)
     assert [ticket.session for ticket in await offered(store, limit=2)] == ["c", "a"]
-    assert [ticket.session for ticket in await offered(store, limit=2)] == ["b"]
+    assert await offered(store, limit=2) == []
+    assert [ticket.session for ticket in await offered(store, limit=3)] == ["b"]
+
+
+async def test_whoever_offers_is_told_whether_there_may_be_more(store: JournalStore) -> None:
+    for name in ("a", "b", "c"):
+        await fired(store, name)
+
+    async def more(limit: int) -> bool:
+        return (await store.offer(limit, ANY, lambda _, __: None)).more
+
+    assert [await more(2), await more(2), await more(3), await more(4)] == [True, True, True, False]
+
+
+async def test_a_ticket_that_is_given_back_is_offered_again_at_once(store: JournalStore) -> None:
+    await fired(store, ONE)
+    (ticket,) = await offered(store)
+    assert await store.claim(ANNA, 0, ticket) == []
+    assert await offered(store) == [ticket]
 
 
 async def test_a_ticket_is_a_lease_for_whoever_comes_first_with_it(store: JournalStore) -> None:
@@ -533,3 +551,19 @@ async def test_what_a_worker_says_about_itself_is_known_to_all(store: JournalSto
     rows = await store.ask(Query("all_workers", dict[str, Any]))
     assert [(row["worker"], row["about"]) for row in rows] == [(ANNA, "anna says so"), (BERT, "")]
     assert all(row["alive_until"] > now for row in rows)
+
+
+async def test_the_next_moment_at_which_another_workers_leases_run_out_is_known(store: JournalStore) -> None:
+    def lapse(now: int) -> Query[dict[str, int | None]]:
+        return Query("next_lapse", dict[str, int | None], {"now": now, "worker": BERT})
+
+    now = (await store.beat(ANNA)).now
+    assert await store.ask(lapse(now)) == [{"due_at": None}]
+    await start(store, ONE)
+    await claim_one(store, ANNA)
+    (row,) = await store.ask(Query("all_workers", dict[str, Any]))
+    assert await store.ask(lapse(now)) == [{"due_at": row["alive_until"]}]
+    assert await store.ask(lapse(row["alive_until"] + 1)) == [{"due_at": None}]
+    await store.beat(BERT)
+    await store.claim(BERT, 1, ONE)
+    assert await store.ask(lapse(now)) == [{"due_at": row["alive_until"]}]

@@ -115,7 +115,7 @@ def test_a_user_without_rights_is_told_which_to_ask_for(postgres_url: str) -> No
 
 def test_a_database_that_can_only_be_read_is_called_so(postgres_url: str) -> None:
     url = at(postgres_url, query=f"?schema=unwritable&options={quote('-cdefault_transaction_read_only=on')}")
-    assert "can only be read" in refusal(url, StoreUnusable)
+    assert "can only be read" in refusal(url, StoreUnavailable)
 
 
 async def test_a_server_that_has_become_read_only_says_so(postgres_url: str) -> None:
@@ -127,7 +127,7 @@ async def test_a_server_that_has_become_read_only_says_so(postgres_url: str) -> 
         await first.commit(note("key"))
         await first.close()
         with arranged(postgres_url, "ALTER ROLE turned SET default_transaction_read_only = on", undo=()):
-            assert "Name the primary server, or make the database writable" in refusal(url, StoreUnusable)
+            assert "name the primary server, or make the database writable" in refusal(url, StoreUnavailable)
 
 
 def test_a_database_that_cannot_hold_every_text_is_refused(postgres_url: str) -> None:

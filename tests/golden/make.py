@@ -1,4 +1,4 @@
-"""Writes the golden journal of a version: `python tests/golden/make.py 0.6.0`.
+"""Writes the golden journal of a version: `python -m tests.golden.make 0.7.0`.
 
 It is run once, when a version is finished, and its files are committed. They are never written again: whatever
 comes later must be able to read them.
@@ -102,6 +102,7 @@ from halter.state.receipt import receipt
 from halter.state.session import replay
 from halter.testing.crash import Crash, Crashed, CrashingStore
 from halter.testing.fakes import ManualClock, SeededIds, seeded_salts
+from tests.golden.midway import at_rest, left_midway
 
 START = 1_767_225_600 * SECOND
 BLOB_BYTES = 500
@@ -128,6 +129,7 @@ async def fill(path: Path) -> JournalStore:
     await talked(store, clock)
     await ran(store, clock)
     await tasked(store, clock)
+    await left_midway(store, clock)
     return store
 
 
@@ -276,11 +278,6 @@ LATER: list[tuple[StreamId, AnyEvent]] = [
     (FLEET, ProposalDecided(proposal="f-1", about="finding", status="kept", by="ada")),
     (FLEET, MessageRouted(route="strategy", strategy="GOAL", why="The agent has tools.")),
 ]
-
-
-def at_rest(event: SessionParked, now: int) -> SessionParked:
-    """Let a rest end so much after it began."""
-    return msgspec.structs.replace(event, wake_at=None if event.wake_at is None else now + event.wake_at)
 
 
 LOOK = ToolCall("m1", "look", '{"at":"door"}')

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from halter.testing.postgres import throwaway_cluster
 from tests.story.test_cli_talk import Person, Terminal, until
 
 SLEEPS = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 1h, reason: all quiet}}]\n"
@@ -284,3 +285,21 @@ def test_sessions_and_show_tell_when_a_sleeper_wakes(ada: Person) -> None:
     shown = " ".join(ada.types("show", "desk-1")[1].split())
     assert "turn 1, yielded, sleep 1h" in shown
     assert re.search(r"SLEEPING until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, or by message", shown)
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("postgres_binaries")
+def test_a_server_that_goes_away_is_told_of_and_waited_for_and_so_is_its_return(ada: Person) -> None:
+    with throwaway_cluster() as cluster:
+        ada.environ["HALTER_STORE"] = cluster.url
+        up = Up(ada, str(ada.agent))
+        up.until("sleeps")
+        cluster.stop_hard()
+        assert up.program.stderr is not None
+        beside = map(bytes.decode, up.program.stderr)
+        assert re.match(r"PostgreSQL at 127\.0\.0\.1:\d+ .* tried again", next(beside))
+        cluster.start()
+        assert "The store is back, and everything goes on.\n" in beside
+        assert ada.types("off", "desk")[0] == 0
+        up.until("desk is switched off")
+        assert up.ends() == (130, "")

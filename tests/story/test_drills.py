@@ -65,6 +65,34 @@ def test_a_drill_finds_nothing_wrong_and_leaves_nothing_behind(name: str, kind: 
     assert told[-1][0] == told[-1][1]
 
 
+@pytest.mark.postgres
+@pytest.mark.parametrize("name", ["race", "kill", "zombie"])
+def test_a_drill_on_a_server_does_its_work_there(name: str, postgres_url: str) -> None:
+    written: list[int] = []
+
+    def look(*_: object) -> None:
+        with psycopg.connect(postgres_url) as server:
+            query = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'halter_drill%'"
+            counts = [
+                server.execute(f"SELECT count(*) FROM {schema}.events".encode()).fetchone()
+                for (schema,) in server.execute(query).fetchall()
+            ]
+        written.append(sum(count[0] for count in counts if count))
+
+    find(name).run(Setting(postgres_url, 2, progress=look))
+    assert max(written) > 0
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("name", ["race", "kill", "zombie"])
+def test_a_drill_is_given_its_server_on_the_command_line_and_says_what_it_found(name: str, postgres_url: str) -> None:
+    fine = halter(name, "--store", postgres_url, "--seeds", "2", "--json")
+    assert (fine.exit_code, json.loads(fine.stdout)["store"]) == (0, "postgresql"), fine.output
+    broken = halter(name, "--store", postgres_url, "--seeds", str(FEW[name]), "--teeth", "--json")
+    assert broken.exit_code == 0, broken.output
+    assert json.loads(broken.stdout)["violations"] > 0
+
+
 @pytest.mark.parametrize(("name", "kind"), ON_ALL_STORES)
 def test_a_drill_with_teeth_finds_what_was_broken(name: str, kind: str, url: str) -> None:
     result = find(name).run(Setting(url, FEW[name], teeth=True))

@@ -7,7 +7,7 @@ from halter.core.errors import StoreUnavailable
 from halter.core.events import SessionStarted
 from halter.core.ids import session_stream
 from halter.core.ports import Committed, Store, Write
-from halter.journal.patient import PatientStore
+from halter.journal.patient import PatientStore, Trouble
 from halter.journal.relay import Relay
 from halter.state import life
 from halter.testing.world import World
@@ -50,3 +50,27 @@ async def test_whoever_looks_is_told_why_it_waits(world: World) -> None:
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert await world.store.read(session_stream("s")) == []
+
+
+async def test_whoever_is_to_tell_people_hears_of_it_once_and_then_that_it_is_over(world: World) -> None:
+    told: list[str] = []
+    patient = PatientStore(Away(world.store, uses=6), world.clock, Trouble(told.append))
+    await patient.commit(life.start(START))
+    assert [sentence.partition(".")[0] for sentence in told] == ["The disk is full", ""]
+
+
+async def test_it_is_not_over_while_anybody_still_waits(world: World) -> None:
+    told: list[str] = []
+    trouble = Trouble(told.append)
+    full, fine = PatientStore(Away(world.store, uses=100), world.clock, trouble), PatientStore(world.store, world.clock)
+    waiting = asyncio.create_task(full.commit(life.start(START)))
+    await world.advance(SECOND)
+    await PatientStore(world.store, world.clock, trouble).read(session_stream("s"))
+    await fine.read(session_stream("s"))
+    assert len(told) == 1
+    assert "disk is full" in trouble.problem
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert len(told) == 1
+    await PatientStore(world.store, world.clock, trouble).read(session_stream("s"))
+    assert told[1:] == [""]

@@ -40,7 +40,6 @@ from halter.guard.approvals import Question, ask
 from halter.guard.ask import Standing
 from halter.guard.recovery import WAITS
 from halter.guard.secrets import Secrets, from_environment
-from halter.journal.patient import PatientStore
 from halter.settings import Settings
 from halter.tools.tool import FunctionTool
 from halter.work.verbs import verb_specs
@@ -114,7 +113,7 @@ async def assembled(app: App, folder: Path) -> AsyncGenerator[Assembled]:
             waiting,
             offer.left_out,
             read,
-            library=Library(PatientStore(app.store, app.clock), folder),
+            library=Library(app.patient(), folder),
             skills=read_skills(folder),
             playbooks=playbooks_of(folder, read.tasks),
             folder=definition_digest(folder),

@@ -9,7 +9,6 @@ from halter.guard.gatehouse import Gatehouse
 from halter.guard.redact import Redactor
 from halter.guard.secrets import Secrets
 from halter.guard.stream import StreamRedactor
-from halter.journal.patient import PatientStore
 from halter.models.prices import Prices
 
 
@@ -18,7 +17,7 @@ def gatehouse_for(app: App, policy: Resolved, secrets: Secrets, simulates: Model
     values = {name: secrets.value(name) for name in secrets.names()}
     redactor = Redactor(values, app.environ)
     return Gatehouse(
-        PatientStore(app.store, app.clock),
+        app.patient(),
         app.clock,
         redact=redactor.redact,
         secrets=secrets,

@@ -33,6 +33,7 @@ from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.messages import Model
 from halter.core.money import BudgetRow
+from halter.core.newer import left_to_newer
 from halter.core.ports import Lease, Query, Stored, kept
 from halter.core.rows import SessionRow, SpendRow
 from halter.core.text import to_body
@@ -157,7 +158,7 @@ class Guard(Program["_Opened"]):
     async def _lease(self, opened: "_Opened", session: SessionId) -> Lease | None:
         """Take a session at once if it is over or free; else wait for as long as an owner that died would have it."""
         (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
-        patience = 0 if row.ended_at is not None else opened.lease + SECOND
+        patience = 0 if row.ended_at is not None or left_to_newer(row) else opened.lease + SECOND
         return await taken(opened.store, opened.app.clock, opened.worker, session, patience)
 
     def _assembled(self) -> Assembled:
@@ -180,6 +181,8 @@ async def _not_taken(opened: "_Opened", session: str) -> SessionTaken | SessionO
     (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
     if row.ended_at is not None:
         return SessionOver(f"Session {session} is over ({row.state}, {row.terminal_reason}): begin another one.")
+    if newer := left_to_newer(row):
+        return SessionTaken(newer)
     return SessionTaken(f"Another process, {row.owner}, works on session {session}: wait for it, or cancel it there.")
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +10,7 @@ from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.ids import Ids, SortableIds
 from halter.dispatch.clocks import StoreTime, steady
 from halter.guard.purse import Purse
+from halter.journal.patient import PatientStore, Trouble
 from halter.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ class App:
     checkpointer: "Checkpointer"
     purse: Purse
     environ: Mapping[str, str]
+    trouble: Trouble = field(default_factory=Trouble)
+
+    def patient(self) -> PatientStore:
+        """Make a store that waits where this one is away. What is wrong then is known to all of them together."""
+        return PatientStore(self.store, self.clock, self.trouble)
 
 
 @asynccontextmanager

@@ -22,7 +22,6 @@ from halter.core.task_rows import NotificationRow
 from halter.core.tasks import Tasks
 from halter.core.telling import Letter, Sender, Undelivered, telling_of
 from halter.guard.secrets import Secrets
-from halter.journal.patient import PatientStore
 from halter.work.notifying import failed, sent
 
 LOOK: Final = 10 * MINUTE
@@ -69,7 +68,7 @@ class Outbox:
     """Sends what the agents of this process have to tell. What others have to tell is left to their processes."""
 
     def __init__(self, app: App, senders: Mapping[Way, Sender]) -> None:
-        self._store = PatientStore(app.store, app.clock)
+        self._store = app.patient()
         self._clock = app.clock
         self._senders = senders
         self._agents = frozenset(agent for agent, _ in senders)

@@ -25,7 +25,6 @@ from halter.core.ports import Lease, kept, said
 from halter.core.rows import SessionRow
 from halter.core.text import from_body, listed
 from halter.dispatch.tending import taken, tended
-from halter.journal.patient import PatientStore
 from halter.state import life
 from halter.work.playbooks import Ended, Task, Tell, read, walk, written
 
@@ -92,7 +91,7 @@ async def go_on(app: App, agent: Assembled, session: SessionId, tell: Tell, wait
         lease = await taken(app.store, app.clock, worker, session, PATIENCE)
         if lease is None:
             raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
-        store, gatehouse = PatientStore(app.store, app.clock), gatehouse_for(app, agent.policy, agent.secrets)
+        store, gatehouse = app.patient(), gatehouse_for(app, agent.policy, agent.secrets)
         running = Running(store, app.clock, gatehouse, lease, agent.standing(session), agent.tools, waits)
         return await walk(running, store, task, tell)
 

@@ -22,7 +22,7 @@ from halter.core.ids import WorkerId, new_worker
 from halter.core.tools import Tool
 from halter.dispatch.tending import tended
 from halter.guard.secrets import GivenSecrets, Secrets, from_environment
-from halter.journal.patient import PatientStore
+from halter.journal.patient import PatientStore, Tell, nobody
 from halter.settings import Settings, read_settings
 from halter.tools.tool import FunctionTool, Options
 from halter.tools.tool import tool as made_tool
@@ -33,7 +33,8 @@ class ProgramOptions(TypedDict, total=False):
 
     `policy` holds keys of an agent's file (`mode`, `limits`, `policy`, `phases`, `secrets`, …), `fleet` those of the
     fleet's file, or its path. `max_cost_usd` is the cap of one session. `secrets` are values by name. `lease` says for
-    how many seconds a process that died keeps its sessions. `clock` and `environ` are the system's if not given.
+    how many seconds a process that died keeps its sessions. `tell` hears a sentence when the store is away, and an
+    empty one when it is back: what needs it waits meanwhile. `clock` and `environ` are the system's if not given.
     """
 
     policy: Mapping[str, Any]
@@ -44,6 +45,7 @@ class ProgramOptions(TypedDict, total=False):
     settings: Settings
     person: str
     lease: float
+    tell: Tell
     clock: Clock
     environ: Mapping[str, str]
 
@@ -65,7 +67,9 @@ async def opened(
     """Open the store, and begin to keep leases alive."""
     lease = round(options.get("lease", LEASE / SECOND) * SECOND)
     async with open_app(settings, options.get("clock"), environ, lease=lease) as app:
-        worker, store = new_worker(name, app.ids), PatientStore(app.store, app.clock)
+        worker = new_worker(name, app.ids)
+        store = app.patient()
+        app.trouble.tell = options.get("tell", nobody)
         async with tended(store, app.clock, worker, max(lease // 3, 1)):
             yield Held(app, store, worker, lease)
 

@@ -38,7 +38,7 @@ class Speaking(msgspec.Struct, frozen=True):
     @property
     def store(self) -> PatientStore:
         """The store, waited for while it is away."""
-        return PatientStore(self.app.store, self.app.clock)
+        return self.app.patient()
 
     def demand_model(self) -> None:
         """Say what is missing for the agent to think, before anything is begun. Raises ConfigError."""

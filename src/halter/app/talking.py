@@ -15,6 +15,7 @@ from halter.config.tasks import recorded_tasks
 from halter.core.errors import ConfigError
 from halter.core.events import ContextGiven, PhaseEntered, SessionStarted
 from halter.core.ids import SessionId
+from halter.core.newer import left_to_newer
 from halter.core.ports import Draft, Lease, Query, kept
 from halter.core.rows import SessionRow
 from halter.core.text import to_body
@@ -96,6 +97,8 @@ async def _pass_on(speaking: Speaking, chat: str, text: str) -> None:
 async def reopen(speaking: Speaking, session: str) -> None:
     """Let a session go on that is over. One that was cancelled is over for good."""
     row = await row_of(speaking, session)
+    if newer := left_to_newer(row):
+        raise ConfigError(newer)
     if row.ended_at is None:
         return
     app = speaking.app
@@ -138,6 +141,8 @@ async def attend(
 
 async def _lease(speaking: Speaking, session: str) -> Lease:
     app = speaking.app
+    if newer := left_to_newer(await row_of(speaking, session)):
+        raise ConfigError(newer)
     lease = await taken(speaking.store, app.clock, speaking.worker, SessionId(session), speaking.patience)
     if lease is None:
         raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")

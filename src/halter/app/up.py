@@ -31,6 +31,7 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import ConfigError, LeaseLost
 from halter.core.ids import FLEET, SessionId, new_worker
 from halter.core.messages import Model
+from halter.core.newer import left_to_newer
 from halter.core.ports import EVERY_STREAM, Change, Lease, Query
 from halter.core.rows import FREE, AgentRow, HaltRow, SessionRow
 from halter.core.task_rows import TriggerRow
@@ -41,7 +42,6 @@ from halter.dispatch.tending import tended
 from halter.dispatch.watchdog import Patience
 from halter.guard.halts import halt
 from halter.guard.switches import switch_off, switch_on
-from halter.journal.patient import PatientStore
 from halter.state import life
 from halter.state.session import InFlight
 
@@ -77,7 +77,8 @@ class Up:
         self.agents: dict[str, Living] = {}
         self._triggers: dict[str, Triggers] = {}
         self._app = app
-        self._store = PatientStore(app.store, app.clock)
+        self._store = app.patient()
+        app.trouble.tell = self._store_is
         self._tell = tell
         self._pulse = pulse
         self._chance = chance
@@ -129,7 +130,7 @@ class Up:
 
     async def _drained(self) -> None:
         await either(self._ending, self._hands.refused)
-        self._sessions.closing = True
+        self._sessions.closing.set()
         await self._sessions.rested(self._manner.drain)
         raise Drained
 
@@ -245,7 +246,9 @@ class Up:
         """Start what is due for an agent, and end what was halted while it rested; tell when to look again."""
         triggers, now = self._triggers[name], self._app.clock.now()
         halts = await self._halts()
-        for row in await open_tasks(self._app, name):
+        tasks = await open_tasks(self._app, name)
+        self._say(f"{name}  ", next((newer for row in tasks if (newer := left_to_newer(row))), ""))
+        for row in tasks:
             if row.owner == FREE and row.state in RESTS and triggers.halted(row, halts):
                 await self._sessions.fetch(SessionId(row.session))
         at = await triggers.look((await self._switches()).get(name), halts)
@@ -285,6 +288,10 @@ class Up:
                 self._say(name, sentence)
         return False
 
+    def _store_is(self, problem: str) -> None:
+        """Tell what is wrong with the store, and that it is back: until then nothing is begun, and nothing is lost."""
+        self._tell("", problem or "The store is back, and everything goes on.")
+
     def _say(self, name: str, sentence: str) -> None:
         if self._said.get(name) != sentence:
             self._said[name] = sentence
@@ -302,7 +309,7 @@ def _of_people(change: Change) -> bool:
 
 async def turn_on(app: App, agent: str, reason: str = "", by: str = "") -> None:
     """Switch an agent on, and let go on what was paused: what a breakdown left to a person, or what did nothing."""
-    store, by = PatientStore(app.store, app.clock), by or app.settings.person
+    store, by = app.patient(), by or app.settings.person
     committed = await store.commit(switch_on(agent, by, app.ids.new(), reason))
     if not committed.events:
         raise ConfigError("Only a person switches an agent on, and this was started by an agent.")

@@ -137,7 +137,7 @@ class WorkerHands:
             concurrency=self._manner.concurrency,
             awake=self._sessions.awake,
             residents=self._sessions.residents,
-            closing=self._sessions.closing,
+            closing=self._sessions.closing.is_set(),
             problem=self._refusal,
         ).said()
 

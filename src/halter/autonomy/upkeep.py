@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from halter.core.newer import left_to_newer
 from halter.core.rows import FREE, AgentRow, HaltRow, SessionRow
 from halter.core.vocabulary import State
 from halter.guard.judge import turn_in_ramp
@@ -62,6 +63,8 @@ def upkeep(
     starting: bool = False,
 ) -> Upkeep:
     """Decide by the agent's switch, its newest session and the halts. `starting` is the first look of a process."""
+    if last is not None and (newer := left_to_newer(last)):
+        return Nothing(newer)
     if last is not None and last.ended_at is None:
         return _of_an_open(last, switch, halts)
     if switch is None or not switch.switched_on:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from halter.core.events import AnyEvent, CallStarted, WakePosted
+from halter.core.events import AnyEvent, CallStarted, Unknown, WakePosted
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said
 from halter.core.rows import SessionRow, Snapshot
@@ -11,6 +11,7 @@ from halter.core.task_project import rows_of_event
 from halter.core.text import to_body
 from halter.guard.gatehouse import Gatehouse
 from halter.state import life
+from halter.state.session import not_known
 
 PAGE: Final = 1000
 
@@ -57,10 +58,16 @@ class Book:
         return rows[0].data if rows else b""
 
     async def inbox(self, after: int) -> Sequence[Stored]:
-        """Read what reached the session after a place in its inbox."""
+        """Read what reached the session after a place in its inbox.
+
+        What a newer program put there is not passed over: it would count as read, and nobody would ever have seen it.
+        """
         found: list[Stored] = []
         while page := await self._store.read(inbox_stream(self.lease.session), after + len(found), PAGE):
             found += page
+        for stored in found:
+            if isinstance(stored.event, Unknown):
+                raise not_known(stored)
         return found
 
     async def said(self, stored: Stored) -> bytes:

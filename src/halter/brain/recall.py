@@ -1,5 +1,6 @@
 """A session's turns, read again from its events: where its turn stands, and what was said in it."""
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
@@ -123,14 +124,14 @@ class Recalled:
                 self._keep(event.call, answer.outcome, answer.text, answer.partial)
             case CallRefused():
                 self._keep(event.call, event.outcome, event.sentence)
-            case RequestStarted(purpose="turn"):
+            case RequestStarted(purpose="turn") if self._is_turns(event.request):
                 self._flush(at)
                 self.turn = self.turn.uncapped()
                 record = msgspec.json.decode(await read(stored) or b"{}", type=Record)
                 self._nonces[event.request] = record.nonce
             case RequestSettled():
                 await self._settled(event, stored, read)
-            case RequestRefused(purpose="turn"):
+            case RequestRefused(purpose="turn") if self._is_turns(event.request):
                 self._flush(at)
                 self.turn = self.turn.uncapped().refused(attempt_of(event.request), event.outcome, event.sentence, at)
             case TurnStarted():
@@ -216,6 +217,10 @@ class Recalled:
 
     def _short(self, call: str) -> str:
         return call.removeprefix(f"{self.session}.")
+
+    def _is_turns(self, request: str) -> bool:
+        """Tell whether a loop asked. Who wrote to a session before there was one asked in other words, of its own."""
+        return re.fullmatch(rf"{re.escape(self.session)}\.t\d+_\d+/\d+", request) is not None
 
     def _flush(self, at: int) -> None:
         """Whatever follows a step shows that all its calls had results."""

@@ -30,6 +30,8 @@ CODES: Final[Mapping[NotDoneWhy, int]] = {
     "forbidden": NOT_FINE,
 }
 
+BACK: Final = "The store is back, and everything goes on."
+
 STANDS: Final = "Interrupted; what was committed stands."
 
 LONGEST: Final = 36_500 * DAY
@@ -85,6 +87,7 @@ def with_app(
         if not new:
             refuse_missing(places.store)
         async with open_app(replace(places, store=hurried(places.store)), environ=os.environ) as app:
+            app.trouble.tell = _tell_of_store
             answer = await job(app)
         return answer, app.checkpointer.problem
 
@@ -94,6 +97,11 @@ def with_app(
     if problem and warned:
         warn(problem)
     return answer
+
+
+def _tell_of_store(problem: str) -> None:
+    """Say why it takes so long, to whoever waits for a store that is away."""
+    warn(problem or BACK)
 
 
 def _run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:

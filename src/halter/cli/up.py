@@ -86,9 +86,7 @@ async def _up(app: App, folders: list[Path], host: str, port: int, *, as_json: b
 
 def bus_of(app: App) -> Bus:
     """Make a bus that waits where the store is away."""
-    from halter.journal.patient import PatientStore
-
-    return Bus(PatientStore(app.store, app.clock), app.clock)
+    return Bus(app.patient(), app.clock)
 
 
 async def run_and_show(
@@ -99,9 +97,8 @@ async def run_and_show(
     from halter.app.up import Up
     from halter.app.working import embedded
     from halter.brain.together import together
-    from halter.journal.patient import PatientStore
 
-    store = PatientStore(app.store, app.clock)
+    store = app.patient()
     seen = dict(await heads(store))
     runs = Up(app, shows.told, bus.pulse, serve=serve, manner=embedded(kind))
 
@@ -177,7 +174,7 @@ class Lines:
         self._view = View()
 
     def told(self, agent: str, sentence: str) -> None:
-        """Show a sentence about an agent; one without an agent is about a folder that cannot be used."""
+        """Show a sentence about an agent; one without an agent is about a folder or a store that cannot be used."""
         if agent:
             self._put(Line(self._view.placed(self._clock.now(), agent, sentence)))
         else:

@@ -76,6 +76,14 @@ class Ticket:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What was offered now, and whether there may be more that is due: then it is looked again soon."""
+
+    tickets: tuple[Ticket, ...] = ()
+    more: bool = False
+
+
 Put = Callable[[Any, Sequence[Ticket]], None]
 """Hands tickets out, in the transaction that offers them: it is given the transaction's connection, if there is one."""
 
@@ -174,11 +182,11 @@ class Store(Protocol):
         """
         ...
 
-    async def offer(self, limit: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
-        """Hand out tickets for what could be claimed, each once for as long as a lease lasts.
+    async def offer(self, limit: int, agents: Agents, put: Put) -> Offered:
+        """Hand out tickets for what could be claimed, each once for as long as a lease lasts, and no more than so many.
 
-        `put` takes part in the transaction: either a ticket is handed out and known to be, or neither. None means that
-        another process is offering at this very moment.
+        Those that still wait to be used count. `put` takes part in the transaction: either a ticket is handed out and
+        known to be, or neither. If another process is offering at this very moment, nothing is offered here.
         """
         ...
 

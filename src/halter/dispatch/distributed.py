@@ -5,19 +5,20 @@ into a queue that all workers share. Whoever takes a ticket out claims its sessi
 runs: a ticket that comes twice, late or not at all does no harm.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
-from halter.brain.together import together, until
+from halter.brain.together import together, until, until_first
 from halter.core.clock import SECOND
-from halter.core.ports import Agents, Ticket
+from halter.core.ports import Agents, Offered, Ticket
 from halter.dispatch.due import maybe_due, next_look
 from halter.dispatch.sessions import Sessions
 
 CONCURRENCY: Final = 100
 """How many sessions are awake at once in one worker. Those that stay there while they sleep are not counted."""
 SOON: Final = SECOND // 20
-"""How soon it is looked again when another process was offering."""
+"""How soon it is looked again when there may be more to offer, or another process was offering."""
 
 Serve = Callable[[Ticket], Awaitable[None]]
 
@@ -48,9 +49,14 @@ class Distributed:
     async def run(self) -> None:
         """Offer what is due and serve what is offered until cancelled; what is under way is then stopped."""
         try:
-            await together([self._offer, lambda: self._queue.hand_out(self._serve, self._concurrency)])
+            await together([self._offer, self._hand_out])
         finally:
             await self._sessions.stop()
+
+    async def _hand_out(self) -> None:
+        """Serve tickets until nothing more is to be taken."""
+        closing = self._sessions.closing
+        await until_first([self._queue.hand_out(self._serve, self._concurrency), _set(closing)])
 
     async def _offer(self) -> None:
         """Offer as much as there is room for here. Others may take it, who have offered or will offer as much."""
@@ -59,16 +65,22 @@ class Distributed:
             while True:
                 room, agents = sessions.room(self._concurrency), self._agents()
                 wanted = room > 0 and agents
-                offered = await sessions.store.offer(room, agents, self._queue.put) if wanted else ()
+                offered = await sessions.store.offer(room, agents, self._queue.put) if wanted else Offered()
                 await sessions.watch()
-                look = SOON if offered is None else await next_look(sessions.store, sessions.clock)
-                await until(sessions.news, look)
+                look = await next_look(sessions.store, sessions.clock, sessions.worker)
+                await until(sessions.news, min(look, SOON) if offered.more else look)
 
     async def _serve(self, ticket: Ticket) -> None:
         """Take the session of a ticket, if nobody else has, and wait until there is room for another."""
         sessions = self._sessions
-        if sessions.closing:
+        if sessions.closing.is_set():
+            # Nothing is claimed, but the ticket is used up: so it is offered anew, to somebody who stays.
+            await sessions.store.claim(sessions.worker, 0, ticket)
             return
         lease = await sessions.fetch(ticket)
         if lease is not None:
             await sessions.placed(lease)
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()

@@ -9,6 +9,7 @@ import msgspec
 
 from halter.brain.together import heard
 from halter.core.clock import SECOND, Clock
+from halter.core.ids import WorkerId
 from halter.core.ports import EVERY_STREAM, Change, Query, Store
 from halter.dispatch.clocks import StoreTime
 
@@ -23,14 +24,16 @@ class _Due(msgspec.Struct, frozen=True):
     due_at: int | None
 
 
-async def next_look(store: Store, clock: Clock) -> int:
-    """Tell for how long nothing is due.
+async def next_look(store: Store, clock: Clock, worker: WorkerId) -> int:
+    """Tell for how long nothing is due, and nobody's lease runs out.
 
     Whoever only believes to know the store's time may come a little early, and so looks again a little later.
     """
     now, unsure = clock.now(), UNSURE if isinstance(clock, StoreTime) else 0
-    (found,) = await store.ask(Query("next_due", _Due, {"now": now - unsure}))
-    return LOOK if found.due_at is None else min(LOOK, max(unsure // 4, found.due_at - now))
+    (due,) = await store.ask(Query("next_due", _Due, {"now": now - unsure}))
+    (lapse,) = await store.ask(Query("next_lapse", _Due, {"now": now - unsure, "worker": worker}))
+    moments = [at for at in (due.due_at, None if lapse.due_at is None else lapse.due_at + 1) if at is not None]
+    return min([LOOK, *(max(unsure // 4, at - now) for at in moments)])
 
 
 @asynccontextmanager

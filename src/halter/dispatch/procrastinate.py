@@ -22,6 +22,7 @@ from procrastinate.worker import Worker
 
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import StoreError
+from halter.core.events import FORMAT
 from halter.core.ids import SessionId
 from halter.core.ports import Ticket
 from halter.dispatch.distributed import Serve
@@ -110,8 +111,12 @@ class _Worker(Worker):
 
 
 def queue_of(agent: str, version: str) -> str:
-    """Name the queue of an agent's version, so short that PostgreSQL can have a channel of that name."""
-    return f"{re.sub(r'[^a-z0-9-]', '', agent.lower())[:20]}.{sha256(f'{agent} {version}'.encode()).hexdigest()[:16]}"
+    """Name the queue of an agent's version, so short that PostgreSQL can have a channel of that name.
+
+    Programs that write another format have other queues: an older one could not claim what a newer one offers.
+    """
+    digest = sha256(f"{FORMAT} {version} {agent}".encode()).hexdigest()
+    return f"{re.sub(r'[^a-z0-9-]', '', agent.lower())[:20]}.{digest[:16]}"
 
 
 async def _drop_stalled(jobs: JobManager) -> None:

@@ -58,8 +58,8 @@ class Sessions:
         self.worker = worker
         self.news = asyncio.Event()
         """Set when one is no longer attended, and when somebody wants to be looked for at once."""
-        self.closing = False
-        """Whether nothing more is to be taken."""
+        self.closing = asyncio.Event()
+        """Set when nothing more is to be taken."""
         self.patience: Patience = ENDLESS
         """How long a session may run here and do nothing."""
         self._attend = attend
@@ -85,10 +85,12 @@ class Sessions:
 
     def room(self, together: int) -> int:
         """Tell how many more may be taken; none when this process is about to end."""
-        return 0 if self.closing else together - self.awake
+        return 0 if self.closing.is_set() else together - self.awake
 
     async def fetch(self, only: SessionId | Ticket) -> Lease | None:
-        """Claim the session that is named, if it is to be had, and attend it."""
+        """Claim the session that is named, if it is to be had, and attend it; who is about to end takes nothing."""
+        if self.closing.is_set():
+            return None
         session = only.session if isinstance(only, Ticket) else only
         self._coming[session] += 1
         try:
@@ -138,9 +140,10 @@ class Sessions:
 
     async def rested(self, at_most: int) -> None:
         """Wait until nothing that is attended here is in the middle of a turn, or for so long."""
-        deadline = self.clock.now() + at_most
-        while self.clock.now() < deadline and await self._running():
-            await self.clock.sleep(REST)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(at_most / SECOND):
+                while await self._running():
+                    await self.clock.sleep(REST)
 
     async def _running(self) -> bool:
         for lease in self.leases():

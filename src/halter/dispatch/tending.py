@@ -12,6 +12,7 @@ from halter.core.ports import Beat, Lease, Store
 
 HEARTBEAT: Final = 5 * SECOND
 LOOK: Final = SECOND // 4
+FAREWELL_SECONDS: Final = 5
 
 
 class Hands(Protocol):
@@ -55,8 +56,10 @@ async def tended(
         beating.cancel()
         with suppress(asyncio.CancelledError):
             await beating
-        with suppress(StoreUnavailable):
-            await store.leave(worker)
+        with suppress(StoreUnavailable, TimeoutError):
+            # Where the store is away, the leases run out by themselves.
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await store.leave(worker)
 
 
 async def _beat(store: Store, clock: Clock, worker: WorkerId, every: int, hands: Hands | None) -> None:

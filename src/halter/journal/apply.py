@@ -11,8 +11,9 @@ import msgspec
 from halter.core.codec import encode
 from halter.core.errors import LeaseLost, UndeclaredRow
 from halter.core.events import AnyEvent
-from halter.core.ids import session_of, session_stream
+from halter.core.ids import StreamId, is_inbox, session_of, session_stream
 from halter.core.money import BudgetRow
+from halter.core.newer import left_to_newer
 from halter.core.ports import Committed, Draft, Lease, Stored, Write
 from halter.core.project import Erase, Gone, project
 from halter.core.row import R, Row, RowKey, lock_order
@@ -119,6 +120,9 @@ def apply(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Commi
     if write.lease is not None:
         fence(write.lease, rows)
     drafts = write.decide(rows)
+    if write.lease is None:
+        for draft in drafts:
+            _leave_to_newer(draft.stream or write.stream, rows)
     return Committed(tuple(append(draft, write, rows, salt) for draft in drafts))
 
 
@@ -132,6 +136,14 @@ def fence(lease: Lease, rows: WorkingSet) -> None:
             f"it belongs to {owner}. Nothing was written."
         )
         raise LeaseLost(message)
+
+
+def _leave_to_newer(stream: StreamId, rows: WorkingSet) -> None:
+    """Refuse to write to a session that a newer program has taken up. Its inbox is open to everybody."""
+    session = session_of(stream)
+    row = None if session is None or is_inbox(stream) else rows.get(SessionRow, session)
+    if row is not None and (why := left_to_newer(row)):
+        raise LeaseLost(f"{why} Nothing was written.")
 
 
 def append(draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Stored:

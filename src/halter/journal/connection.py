@@ -18,6 +18,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 SCHEMA: Final = "halter"
 LAST_PORT: Final = 65_535
 
+READ_ONLY: Final = "25006"
+"""A server that was demoted says this; by the next connection another one may be the primary."""
+
 # A server that is gone without a word is noticed within half a minute. The URL may say otherwise.
 _PATIENCE: Final = {
     "application_name": "halter",
@@ -107,7 +110,8 @@ class Line:
                     self._connection = connected(self._address, self._greet)
                 yield self._connection
             except psycopg.Error as error:
-                if error.diag.severity_nonlocalized in ("FATAL", "PANIC") or self._closed:
+                fatal = error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+                if fatal or self._closed or error.sqlstate == READ_ONLY:
                     self.drop()
                 raise
 
@@ -193,7 +197,7 @@ _WITHOUT_CODE: Final = (
     ),
     _Case(("too many", "connection slots"), StoreUnavailable, _FULL_HOUSE),
     _Case(
-        ("starting up", "shutting down"),
+        ("starting up", "shutting down", "in recovery mode", "yet accepting connections"),
         StoreUnavailable,
         "PostgreSQL at {server} is just starting or stopping ({text}). It will be tried again.",
     ),
@@ -241,9 +245,10 @@ _WITH_CODE: Final = (
         "never done twice.",
     ),
     _Case(
-        ("25006",),
-        StoreUnusable,
-        "PostgreSQL at {place} can only be read ({text}). Name the primary server, or make the database writable.",
+        (READ_ONLY,),
+        StoreUnavailable,
+        "PostgreSQL at {place} can only be read ({text}). Nothing was written; it will be tried again. If it stays so, "
+        "name the primary server, or make the database writable.",
     ),
     _Case(
         ("28", "42501"),

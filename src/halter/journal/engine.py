@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from halter.core.errors import LeaseLost, RowRefused, StoreUnavailable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.library import Chunk, Found
-from halter.core.ports import Agents, Beat, Change, Committed, Lease, Put, Stored, Ticket, Write
+from halter.core.ports import Agents, Beat, Change, Committed, Lease, Offered, Put, Stored, Ticket, Write
 from halter.core.row import Row, RowKey
 from halter.core.rows import TABLES, StreamRow
 from halter.journal.apply import Applier, Changes, WorkingSet, declared, fence
@@ -99,8 +99,8 @@ class Engine(Protocol):
         """Take due and orphaned sessions that this program understands, or one that is named and nobody owns."""
         ...
 
-    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
-        """Hand out tickets for what could be claimed; None if another process is doing so."""
+    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Offered:
+        """Hand out tickets for what could be claimed, unless another process is doing so."""
         ...
 
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> Beat:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halter.core.ids import SessionId, WorkerId
-from halter.core.ports import Agents, Lease, Put, Ticket
+from halter.core.ports import Agents, Lease, Offered, Put, Ticket
 
 Ask = Callable[[str, Mapping[str, Any]], Sequence[tuple[Any, ...]]]
 """Runs a named statement in the open transaction."""
@@ -35,17 +35,19 @@ class Leasing:
             self.ask("use_up", {"session": session})
         return [Lease(SessionId(row[0]), worker, row[1]) for row in taken]
 
-    def offer(self, limit: int, agents: Agents, put: Put, connection: object) -> Sequence[Ticket]:
+    def offer(self, limit: int, agents: Agents, put: Put, connection: object) -> Offered:
         """Hand out tickets for what could be claimed and is not on offer already."""
         self.ask("drop_tickets", {"before": self.now - self.lease})
-        found = self._found("offer", limit, agents, WorkerId(""))
-        tickets = [Ticket(SessionId(session), agent, generation) for session, generation, agent in found]
+        ((waiting,),) = self.ask("count_tickets", {})
+        left = max(0, limit - waiting)
+        found = self._found("offer", left, agents, WorkerId("")) if left else ()
+        tickets = tuple(Ticket(SessionId(session), agent, generation) for session, generation, agent in found)
         if tickets:
             offered = {"sessions": self.names(ticket.session for ticket in tickets)}
             offered["generations"] = self.numbers(ticket.generation for ticket in tickets)
             self.ask("offered", offered | {"at": self.now})
             put(connection, tickets)
-        return tickets
+        return Offered(tickets, more=len(tickets) == left)
 
     def _found(self, verb: str, limit: int, agents: Agents | None, worker: WorkerId) -> list[tuple[Any, ...]]:
         """Find what is orphaned and what is due. Tasks of agents that have a limit come last, each up to its limit."""

@@ -11,7 +11,7 @@ from halter.core.errors import BlobMissing
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.library import Chunk, Found
 from halter.core.money import BudgetRow
-from halter.core.ports import Agents, Beat, Change, Lease, Put, Stored, Ticket
+from halter.core.ports import Agents, Beat, Change, Lease, Offered, Put, Stored, Ticket
 from halter.core.row import Row, RowKey, lock_order
 from halter.core.rows import FREE, AgentRow, DecisionRow, HaltRow, RuleRow, SessionRow
 from halter.core.task_rows import ItemRow, MemoryRow, NotificationRow, PrecedentRow, TriggerRow
@@ -174,14 +174,14 @@ class MemoryEngine:
             found = [row for row in rows if row.session == session and self._leasing.may_have(row, only, worker, now)]
         return [self._take(row, worker) for row in found[:limit]]
 
-    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
+    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Offered:
         """Hand out tickets for what could be claimed and is not on offer already."""
         rows = [row for row in self._session_rows() if row.format <= program_format]
-        tickets = self._leasing.offer(rows, agents, limit)
-        if tickets:
-            put(None, tickets)
-        self._leasing.offered(tickets)
-        return tickets
+        offered = self._leasing.offer(rows, agents, limit)
+        if offered.tickets:
+            put(None, offered.tickets)
+        self._leasing.offered(offered.tickets)
+        return offered
 
     def _session_rows(self) -> list[SessionRow]:
         rows = (self._rows[key] for key in self._sessions.values())
@@ -226,6 +226,9 @@ class MemoryEngine:
                 return [] if kept is None else [{"at": kept[0], "data": kept[1]}]
             if name == "all_workers":
                 return self._leasing.workers()
+            if name == "next_lapse":
+                lapse = self._leasing.next_lapse(self._session_rows(), params["worker"], params["now"])
+                return [{"due_at": lapse}]
             if name == "next_due":
                 due = (row.due_at for row in self._session_rows() if row.owner == FREE and row.due_at is not None)
                 return [{"due_at": min((at for at in due if at > params["now"]), default=None)}]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from halter.core.ids import SessionId, WorkerId
-from halter.core.ports import Agents, Ticket
+from halter.core.ports import Agents, Offered, Ticket
 from halter.core.rows import FREE, SessionRow
 
 
@@ -44,6 +44,11 @@ class MemoryLeasing:
         alive = sorted(self._alive.items())
         return [{"worker": name, "alive_until": until, "about": self._about.get(name, "")} for name, until in alive]
 
+    def next_lapse(self, rows: Sequence[SessionRow], worker: str, now: int) -> int | None:
+        """Tell when the leases of another worker run out that has any."""
+        owners = {row.owner for row in rows} - {FREE, worker}
+        return min((until for name, until in self._alive.items() if name in owners and until >= now), default=None)
+
     def may_have(self, row: SessionRow, only: SessionId | Ticket, worker: WorkerId, now: int) -> bool:
         """Tell whether a session that is named can be taken; a ticket is good for one attempt."""
         if isinstance(only, Ticket):
@@ -72,12 +77,14 @@ class MemoryLeasing:
                 found.append(row)
         return found
 
-    def offer(self, rows: Sequence[SessionRow], agents: Agents, limit: int) -> list[Ticket]:
+    def offer(self, rows: Sequence[SessionRow], agents: Agents, limit: int) -> Offered:
         """Find what can be had and is not on offer already."""
         now = self._now()
         self._tickets = {session: kept for session, kept in self._tickets.items() if kept[1] >= now - self._lease}
-        found = [row for row in self.claimable(rows, agents, WorkerId(""), now) if not self.on_offer(row)]
-        return [Ticket(SessionId(row.session), row.agent, row.generation) for row in found[:limit]]
+        left = max(0, limit - len(self._tickets))
+        found = [row for row in self.claimable(rows, agents, WorkerId(""), now) if not self.on_offer(row)][:left]
+        tickets = tuple(Ticket(SessionId(row.session), row.agent, row.generation) for row in found)
+        return Offered(tickets, more=len(tickets) == left)
 
     def offered(self, tickets: Sequence[Ticket]) -> None:
         """Know what is on offer from now on."""

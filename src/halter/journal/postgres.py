@@ -12,7 +12,7 @@ from psycopg import sql
 from halter.core.errors import BlobMissing, RowRefused, StoreUnavailable, StoreUnusable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.library import Chunk, Found
-from halter.core.ports import EVERY_STREAM, Agents, Beat, Change, Lease, Put, Stored, Ticket
+from halter.core.ports import EVERY_STREAM, Agents, Beat, Change, Lease, Offered, Put, Stored, Ticket
 from halter.core.row import Row, RowKey, lock_order
 from halter.core.rows import TABLES
 from halter.journal.apply import Changes
@@ -177,11 +177,11 @@ class PostgresEngine:
             leasing = self._leasing(connection, now, program_format)
             return leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
 
-    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
+    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Offered:
         """Hand out tickets, unless another process is just doing so."""
         with self._transaction() as connection:
             if not _one(connection.execute(self._sql["unless_another"], {"schema": self._address.schema})):
-                return None
+                return Offered(more=True)
             now = _one(connection.execute(self._sql["now"]))
             return self._leasing(connection, now, program_format).offer(limit, agents, put, connection)
 

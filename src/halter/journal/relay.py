@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.library import Chunk, Found
-from halter.core.ports import Agents, Beat, Change, Committed, Lease, Put, Query, Store, Stored, Ticket, Write
+from halter.core.ports import Agents, Beat, Change, Committed, Lease, Offered, Put, Query, Store, Stored, Ticket, Write
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Relay:
         """Pass a claim on."""
         return await self._passed(lambda: self._store.claim(worker, limit, only, agents))
 
-    async def offer(self, limit: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
+    async def offer(self, limit: int, agents: Agents, put: Put) -> Offered:
         """Pass an offer on."""
         return await self._passed(lambda: self._store.offer(limit, agents, put))
 

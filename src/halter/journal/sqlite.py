@@ -13,7 +13,7 @@ from halter.core.codec import decode
 from halter.core.errors import BlobMissing, RowRefused, StoreUnusable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
 from halter.core.library import Chunk, Found
-from halter.core.ports import Agents, Beat, Change, Lease, Put, Stored, Ticket
+from halter.core.ports import Agents, Beat, Change, Lease, Offered, Put, Stored, Ticket
 from halter.core.row import Row, RowKey
 from halter.journal.apply import Changes
 from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
@@ -186,7 +186,7 @@ class SqliteEngine:
             leasing.ask("renew", {"worker": worker, "now": leasing.now, "lease": self._lease})
             return leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
 
-    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
+    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Offered:
         """Hand out tickets; one process writes at a time, so none is in another's way."""
         with self._leasing(program_format) as leasing:
             return leasing.offer(limit, agents, put, self._connection)

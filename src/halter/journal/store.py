@@ -17,7 +17,20 @@ from halter.core.errors import LeaseLost, StoreUnavailable, StoreUnusable
 from halter.core.events import FORMAT
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.library import Chunk, Found, asked_words
-from halter.core.ports import EVERY_STREAM, Agents, Beat, Change, Committed, Lease, Put, Query, Stored, Ticket, Write
+from halter.core.ports import (
+    EVERY_STREAM,
+    Agents,
+    Beat,
+    Change,
+    Committed,
+    Lease,
+    Offered,
+    Put,
+    Query,
+    Stored,
+    Ticket,
+    Write,
+)
 from halter.core.row import Row
 from halter.core.text import clean
 from halter.journal.apply import Applier, apply
@@ -120,8 +133,8 @@ class JournalStore:
         """Take sessions that are due or orphaned, or the one that is named; each gets its next generation."""
         return await self._writing(lambda: self._engine.claim(worker, limit, FORMAT, only, agents))
 
-    async def offer(self, limit: int, agents: Agents, put: Put) -> Sequence[Ticket] | None:
-        """Hand out tickets for what could be claimed; None if another process is doing so."""
+    async def offer(self, limit: int, agents: Agents, put: Put) -> Offered:
+        """Hand out tickets for what could be claimed, unless another process is doing so."""
         return await self._writing(lambda: self._engine.offer(limit, FORMAT, agents, put))
 
     async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = "") -> Beat:

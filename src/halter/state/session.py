@@ -127,6 +127,14 @@ class UnknownEvent(Exception):
     """A session has an event that this program does not understand; only a newer program may take it."""
 
 
+def not_known(stored: Stored) -> UnknownEvent:
+    """Say that a session, or its inbox, holds what only a newer program can read."""
+    return UnknownEvent(
+        f"Event {stored.seq} of {stored.stream} is a {stored.kind} of version {stored.version}, "
+        "which this program does not know. Use the newer Halter for this session."
+    )
+
+
 def fold(session: Session, stored: Stored) -> Session:
     """Take one event of the session's own stream into its state."""
     event = stored.event
@@ -192,11 +200,7 @@ def fold(session: Session, stored: Stored) -> Session:
         case ContextGiven() | DocumentRead() | JudgesChosen() | MessageRouted():
             return _next(session, stored)
         case Unknown():
-            message = (
-                f"Event {stored.seq} of {stored.stream} is a {event.kind} of version {event.version}, "
-                "which this program does not know. Use the newer Halter for this session."
-            )
-            raise UnknownEvent(message)
+            raise not_known(stored)
 
 
 def request_in_flight(event: RequestStarted, stored: Stored) -> InFlight:

@@ -111,6 +111,11 @@ SELECT at, data FROM snapshots WHERE session = :session;
 -- When the next session is due that nobody owns.
 SELECT MIN(due_at) AS due_at FROM sessions WHERE owner = '' AND due_at > :now;
 
+-- name: next_lapse
+-- When the leases of another worker run out that has any, unless it renews them.
+SELECT MIN(w.alive_until) AS due_at FROM workers w WHERE w.alive_until >= :now AND w.worker <> :worker
+    AND EXISTS (SELECT 1 FROM sessions s WHERE s.owner = w.worker AND s.owner <> '');
+
 -- name: owned_by
 -- What a worker owns.
 SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '' ORDER BY session;

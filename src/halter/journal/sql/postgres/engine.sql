@@ -165,6 +165,10 @@ ON CONFLICT (session) DO UPDATE SET generation = excluded.generation, at = exclu
 -- What nobody took for as long as a lease lasts is offered anew: its ticket may be lost.
 DELETE FROM tickets WHERE at < :before;
 
+-- name: count_tickets
+-- How many wait to be used.
+SELECT COUNT(*) FROM tickets;
+
 -- name: use_up
 -- A ticket is good for one attempt.
 DELETE FROM tickets WHERE session = :session;
