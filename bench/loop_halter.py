@@ -13,7 +13,7 @@ from halter.core.usage import ModelName, Usage
 
 KEPT = (
     "a SQLite file: the intent and the outcome of each request and of each call are committed, with a sync, before "
-    "anything goes on"
+    "anything else acts; an outcome and the next intent share a commit"
 )
 LIMITS = {"max_steps": LONG + 1}
 

@@ -402,3 +402,54 @@ async def test_declared_rows_may_be_absent(store: JournalStore) -> None:
     reads = [(HoldRow, ("hold",)), budget_key(Account("fleet", "", "usd"))]
     await store.commit(Write(FLEET, "key", decide, reads))
     assert seen == [None, None]
+
+
+def after(write: Write, first: Write) -> Write:
+    return msgspec.structs.replace(write, first=first)
+
+
+async def test_a_write_that_takes_another_along_is_done_after_it_in_one_transaction(store: JournalStore) -> None:
+    await store.commit(holding("a"))
+    committed = await store.commit(after(holding("b"), settling("a", 1)))
+    assert committed.first is not None
+    assert [stored.event.KIND for stored in committed.all()] == ["call_settled", "call_started"]
+    assert list(committed.all()) == (await store.read(ONE))[1:] == list(committed.fresh())
+    row = await budget(store)
+    assert (row.spent, row.held) == (1, 1)
+
+
+async def test_what_a_write_takes_along_is_undone_with_it(store: JournalStore) -> None:
+    await store.commit(holding("a"))
+    undeclared = Leg("agent:other", "", "usd", CAP, 1)
+    wrong = Write(ONE, "wrong", lambda _: [Draft(CallStarted(call="b", tool="search", legs=(undeclared,)))])
+    with pytest.raises(UndeclaredRow):
+        await store.commit(after(wrong, settling("a", 1)))
+    assert len(await store.read(ONE)) == 1
+    assert (await budget(store)).held == 1
+
+
+async def test_what_was_taken_along_answers_as_the_first_time(store: JournalStore) -> None:
+    await store.commit(holding("a"))
+    once = await store.commit(after(holding("b"), settling("a", 1)))
+    again = await store.commit(after(holding("b"), settling("a", 1)))
+    assert (again.repeated, again.all(), again.fresh()) == (True, once.all(), ())
+    assert (await store.commit(after(holding("c"), settling("a", 1)))).fresh()[0].seq == len(once.all()) + 2
+    assert (await budget(store)).spent == 1
+
+
+async def test_what_is_taken_along_by_somebody_without_the_lease_is_refused_with_it(store: JournalStore) -> None:
+    await store.commit(life.start(started("one")))
+    (lease,) = await store.claim(WorkerId("anna"), 1)
+    lost = msgspec.structs.replace(lease, generation=lease.generation + 1)
+    first, then = (msgspec.structs.replace(each, lease=lost) for each in (holding("a"), holding("b")))
+    with pytest.raises(LeaseLost):
+        await store.commit(after(then, first))
+    assert len(await store.read(ONE)) == 1
+
+
+async def test_writes_that_wait_together_take_their_own_along(store: JournalStore) -> None:
+    pairs = [(f"{number}", after(note(f"{number} b"), note(f"{number} a"))) for number in range(20)]
+    answers = await asyncio.gather(*(store.commit(write) for _, write in pairs))
+    told = [[stored.key for stored in answer.all()] for answer in answers]
+    assert told == [[f"{name} a", f"{name} b"] for name, _ in pairs]
+    assert len(await store.read(FLEET)) == 40

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import TypeVar
@@ -275,7 +275,7 @@ class Hasty(Household):
         try:
             return len((await world.store.commit(write)).events)
         except StoreUnavailable:
-            again = replace(write, key=f"{write.key} again")
+            again = msgspec.structs.replace(write, key=f"{write.key} again")
             return len((await world.store.commit(again)).events)
 
 

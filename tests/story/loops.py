@@ -166,6 +166,7 @@ class Story:
         self.prices: dict[str, Price] = {}
         self.window = 100_000
         self.chunks: list[StreamChunk] = []
+        self.watching = Watching(self.chunks.append)
         self.senses = Senses()
         self.loop: Loop | None = None
         self.extra: list[Tool] = []
@@ -211,7 +212,7 @@ class Story:
                 self.thinking(running),
                 random.Random(self.world.seed),
                 self.senses,
-                Watching(self.chunks.append),
+                self.watching,
             )
             self.came = await Conversation(running, self.loop, clock, self.pace(running, self.loop)).attend()
             return self.came

@@ -102,6 +102,7 @@ def test_a_cap_can_be_lowered_below_what_is_spent(halter: Halter, store_file: Pa
         (("raise", "fleet", "1e99"), "A cap lies between nothing and"),
         (("raise", "agent:nobody", "10"), "Nothing was ever spent in the scope 'agent:nobody'."),
         (("raise", "fleet", "30", "--window", "day/1999-01-01"), "Name one of them with --window."),
+        (("raise", "fleet", "30", "--window", "minute/2026-11-15T10:31"), "is no window: write it like"),
     ],
 )
 def test_a_slip_in_a_cap_is_answered_with_a_sentence(

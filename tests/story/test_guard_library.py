@@ -17,10 +17,12 @@ from halter.core.errors import ConfigError
 from halter.core.ids import SortableIds
 from halter.core.money import BudgetRow
 from halter.core.ports import Query
+from halter.core.usage import ModelName
 from halter.guard.approvals import decide, needs_you
 from halter.guard.chokepoint import NeedsPerson
 from halter.guard.halts import halt
 from halter.journal.open import open_store
+from halter.models.scripted import Scripted, say
 
 SPENDERS = Path(__file__).parent / "programs" / "spenders.py"
 DOLLAR = 1_000_000
@@ -90,6 +92,32 @@ async def test_a_block_that_raises_ends_its_session_as_an_error(tmp_path: Path) 
                 raise ZeroDivisionError
         (made,) = await guard.receipts()
         assert (made.state, made.terminal_reason) == ("ERROR", "error")
+
+
+class Noon:
+    """A clock that stands still: whatever is asked is asked in one minute."""
+
+    def now(self) -> int:
+        return 1_767_268_800_000_000
+
+    async def sleep(self, duration: int) -> None:
+        await asyncio.sleep(duration / 1_000_000)
+
+
+async def test_predictions_of_a_program_keep_to_the_rate_of_their_model(tmp_path: Path) -> None:
+    model = Scripted([say("It will be gone."), say("That too.")], Noon(), ModelName("ollama", "small"))
+    fleet = {"rates": {"ollama:*": {"requests_per_minute": 1}}}
+    guard = guard_in(tmp_path, fleet=fleet, simulates=model, clock=Noon())
+
+    @guard.tool(level="RESTRICTED")
+    async def wipe(path: str) -> str:
+        """Wipe."""
+        return path
+
+    async with guard, guard.session("wipe") as session:
+        asked = [await session.attempt(name, wipe, path=name) for name in ("a", "b")]
+    assert [bool(each.simulation) for each in asked if isinstance(each, NeedsPerson)] == [True, False]
+    assert len(model.asked) == 1
 
 
 async def test_a_program_can_ask_without_waiting_and_try_again_after_the_decision(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet

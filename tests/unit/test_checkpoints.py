@@ -15,6 +15,7 @@ import pytest
 from halter.core.clock import SECOND
 from halter.core.events import CapChanged
 from halter.core.ids import FLEET
+from halter.core.money import Account
 from halter.core.ports import Draft, Write
 from halter.core.project import budget_key
 from halter.journal.checkpoints import RETRY, Checkpointer, Machine
@@ -275,7 +276,7 @@ def test_lines_longer_than_a_block_are_continued_rightly(desk: "Desk") -> None:
 
 def cap(key: str) -> Write:
     changed = CapChanged(scope="fleet", window="", unit="usd", cap=5, by="ann")
-    return Write(FLEET, key, lambda _: [Draft(changed)], [budget_key(changed)])
+    return Write(FLEET, key, lambda _: [Draft(changed)], [budget_key(Account("fleet", "", "usd"))])
 
 
 @pytest.mark.parametrize("how", ["inline", "in threads"])

@@ -18,6 +18,7 @@ from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.errors import ConfigError
 from halter.core.limits import Cap
 from halter.core.mind import Mind, Provider
+from halter.core.rates import Rate
 from halter.core.spec import FilesSpec, Phase, Resolved, ShellSpec
 from halter.core.usage import FREE, Price
 
@@ -152,11 +153,13 @@ FLEET: list[tuple[str, str, Any, Any]] = [
 FLEET_MIND: list[tuple[str, str, Any, Any]] = [
     *((f"agents/limits/{key}", *rest) for key, *rest in MIND_LIMITS),
     *PROVIDER,
+    ("rates/*/requests_per_minute", "50", lambda m: m.rates, {"mine:deploy": Rate(requests=50)}),
+    ("rates/*/tokens_per_minute", "40000", lambda m: m.rates, {"mine:deploy": Rate(tokens=40_000)}),
 ]
 
 
 def placed(path: str) -> str:
-    return path.replace("models/*", "models/mine:deploy").replace("/*", "/deploy")
+    return re.sub(r"^(models|rates)/\*", r"\1/mine:deploy", path).replace("/*", "/deploy")
 
 
 @pytest.mark.parametrize(("path", "written", "look", "expected"), AGENT)
@@ -226,6 +229,17 @@ def test_the_price_of_a_model_is_read() -> None:
     assert resolve(fleet(text), agent()).prices == {"mine:big": price}
 
 
+def test_the_rates_of_a_model_and_of_a_whole_provider_are_read_together(folder: Path) -> None:
+    text = "rates:\n  anthropic/claude: {requests_per_minute: 50, tokens_per_minute: 40000}\n"
+    mind = resolve_mind(fleet(text + "  anthropic:*: {requests_per_minute: 80}\n"), agent(), folder)
+    assert mind.rates == {"anthropic:claude": Rate(50, 40_000), "anthropic:*": Rate(80)}
+
+
+def test_another_rate_of_a_model_voids_no_approval() -> None:
+    rated = resolve(fleet("rates: {'a:b': {requests_per_minute: 1}}\n"), agent())
+    assert rated.digest() == resolve(Fleet(), agent()).digest()
+
+
 def test_retention_is_read() -> None:
     assert fleet("retention: 90d\n").spec.retention == 90 * DAY
     assert fleet("retention: none\n").spec.retention is None
@@ -269,6 +283,7 @@ TASKS = (
     "notify",
     "anonymize",
     "idle_halt_minutes",
+    "concurrency",
 )
 """Keys with tests in `test_config_tasks`, where every key below them has one."""
 
@@ -411,6 +426,36 @@ def test_a_wrong_key_or_type_is_a_sentence_with_file_line_key_and_fix(text: str,
         ("zone: Mars/Base\n", "halter.yaml line 1: `zone` is the text 'Mars/Base', but must be a time zone"),
         ("zone: [UTC]\n", "halter.yaml line 1: `zone` is a list, but must be a time zone"),
         ("models:\n  a:*: {price: free}\n", "halter.yaml line 2: `a:*` is not one model; name each with its price."),
+        (
+            "rates:\n  a:b: {}\n",
+            "halter.yaml line 2: `rates.a:b` limits nothing; write `requests_per_minute`, `tokens_per_minute` or both.",
+        ),
+        (
+            "rates:\n  a:b*: {requests_per_minute: 1}\n",
+            "halter.yaml line 2: `rates.a:b*` is not one model; name one, or all of a provider, as in anthropic:*.",
+        ),
+        ("rates:\n  '*': {requests_per_minute: 1}\n", "halter.yaml line 2: `rates.*` is not one model; name one, or"),
+        (
+            "rates:\n  claude: {requests_per_minute: 1}\n",
+            "halter.yaml line 2: `rates.claude` is the text 'claude', but must be a model, as in",
+        ),
+        (
+            "rates:\n  a:b:\n    requests_per_minute: 0\n",
+            "halter.yaml line 3: `rates.a:b.requests_per_minute` is the number 0, but must be a whole number from 1",
+        ),
+        (
+            "rates:\n  a:b: {tokens_per_minute: 40k}\n",
+            "halter.yaml line 2: `rates.a:b.tokens_per_minute` is the text '40k', but must be a whole number from 1",
+        ),
+        (
+            "rates:\n  a:b: {requests_per_minute: 1.5}\n",
+            "halter.yaml line 2: `rates.a:b.requests_per_minute` is the number 1.5, but must be a whole number from 1",
+        ),
+        (
+            "rates:\n  a:b: {requests_per_second: 1}\n",
+            "halter.yaml line 2: `requests_per_second` is not a key of `rates.a:b`; did you mean `requests_per_minute`",
+        ),
+        ("rates:\n  a:b: 50\n", "halter.yaml line 2: `rates.a:b` is the number 50, but must be a mapping"),
         (
             "models:\n  a:b: {price: cheap}\n",
             "halter.yaml line 2: `models.a:b.price` is the text 'cheap', which is none",

@@ -170,6 +170,7 @@ KEYS: list[tuple[str, str, Any, Any]] = [
     ("anonymize/names", "anonymize: {enabled: true, names: [Ada]}\n", lambda t: t.anonymize, ("Ada",)),
     ("idle_halt_minutes", "idle_halt_minutes: 0.5\n", lambda t: t.idle_halt, MINUTE // 2),
     ("idle_halt_minutes", "idle_halt_minutes: 0\n", lambda t: t.idle_halt, 0),
+    ("concurrency", "concurrency: 3\n", lambda t: t.concurrency, 3),
 ]
 
 
@@ -247,7 +248,7 @@ def keys(schema: Mapping[str, Any], path: str) -> Iterator[str]:
 def test_no_key_is_without_a_test_that_shows_its_reader() -> None:
     schema = agent_schema()["properties"]
     tops = ("schedules", "watches", "webhooks", "collections", "verbs", "review", "notify", "anonymize")
-    known = [key for top in (*tops, "idle_halt_minutes") for key in keys(schema[top], top)]
+    known = [key for top in (*tops, "idle_halt_minutes", "concurrency") for key in keys(schema[top], top)]
     assert sorted(known) == sorted({key for key, *_ in ALL})
     assert schema["notify"]["properties"] == fleet_schema()["properties"]["notify"]["properties"]
 
@@ -255,6 +256,7 @@ def test_no_key_is_without_a_test_that_shows_its_reader() -> None:
 def test_an_agent_without_a_word_of_it_has_no_tasks_and_tells_in_the_app() -> None:
     assert tasks() == Tasks(notify=Notify(channels=(IN_APP,)))
     assert tasks().idle_halt == 5 * MINUTE
+    assert tasks().concurrency is None
     assert tasks().triggers() == ()
 
 

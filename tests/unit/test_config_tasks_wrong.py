@@ -214,6 +214,10 @@ OTHERS = [
     ("anonymize: {names: [Ada]}\n", "line 2: `anonymize.names` hides nothing while nothing is hidden; write `enabled"),
     ("anonymize: 5\n", "line 2: `anonymize` is the number 5, but must be a mapping"),
     ("idle_halt_minutes: -1\n", "line 2: `idle_halt_minutes` is the number -1, but must be a number from 0"),
+    ("concurrency: 0\n", "line 2: `concurrency` is the number 0, but must be a whole number from 1 up."),
+    ("concurrency: 2.5\n", "line 2: `concurrency` is the number 2.5, but must be a whole number from 1 up."),
+    ("concurrency: none\n", "line 2: `concurrency` is the text 'none', but must be a whole number from 1 up."),
+    ("concurrency:\n", "line 2: `concurrency` is"),
     ("review: {judges: [nobody:x]}\n", "line 2: `review.judges[1]` is of a provider `nobody` that nobody knows"),
     (
         "allowed_models: ['openai:*']\nreview: {judges: ['anthropic:x']}\n",
@@ -310,6 +314,7 @@ notify:
 anonymize: {enabled: true, names: [Ada]}
 verbs: [notify]
 idle_halt_minutes: 3
+concurrency: 2
 """
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),

@@ -77,6 +77,7 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
     (WakePosted(cause="signal", origin="sensor", sender="shop", name="flood"), b"", "flood of shop", PLAIN),
     (WakePosted(cause="signal", origin="sensor", sender="shop", name="shop"), b"", "shop has news", PLAIN),
     (WakePosted(cause="message", origin="person", sender="ada"), b"hello", "hears from ada", PLAIN),
+    (GuardrailTriggered(guardrail="model_rate", sentence="It waits.", until=9), b"", "It waits.", PLAIN),
     (
         GuardrailTriggered(guardrail="idle_timeout", sentence="It was idle."),
         b"",

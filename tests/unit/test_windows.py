@@ -38,6 +38,8 @@ def utc(moment: int | None) -> str:
     [
         ("", "UTC", ""),
         ("", "Europe/Berlin", ""),
+        ("minute", "UTC", "minute/2026-11-14T23:30"),
+        ("minute", "Asia/Kathmandu", "minute/2026-11-14T23:30"),
         ("hour", "UTC", "hour/2026-11-14T23"),
         ("day", "UTC", "day/2026-11-14"),
         ("month", "UTC", "month/2026-11"),
@@ -53,6 +55,7 @@ def test_a_window_is_named_so_that_it_can_be_read_back_alone(per: Per, zone: str
 @pytest.mark.parametrize(
     ("window", "end"),
     [
+        ("minute/2026-12-31T23:59", "2027-01-01T00:00:00+00:00"),
         ("hour/2026-12-31T23", "2027-01-01T00:00:00+00:00"),
         ("day/2026-02-28", "2026-03-01T00:00:00+00:00"),
         ("day/2028-02-28", "2028-02-29T00:00:00+00:00"),

@@ -89,6 +89,7 @@ class Assembled:
             trigger=trigger,
             quarantined=self.quarantined,
             secrets=frozenset(self.policy.secrets) & self.secrets.names(),
+            rates=self.read.mind.rates,
         )
 
 

@@ -42,7 +42,7 @@ from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import session_stream
 from halter.core.messages import Model, StreamChunk
-from halter.core.ports import Stored
+from halter.core.ports import whole
 from halter.core.tools import Tool
 from halter.core.vocabulary import SessionKind
 from halter.state.receipt import receipt
@@ -51,7 +51,6 @@ from halter.tools.tool import tool as made_tool
 from halter.work.verbs import verb_specs
 
 T = TypeVar("T")
-PAGE = 1000
 
 
 def _nobody(*_: object) -> None:
@@ -186,7 +185,7 @@ class Agent(Program[Speaking]):
         answer = None if output_type is None else answer_tool(output_type)
         waits = self._said_of.get("waits", _nobody)
         came, loop = await attend(speaking, session, watching=watching, waits=waits, answer=answer)
-        made = receipt(await _events(speaking, session))
+        made = receipt(await whole(speaking.store, session_stream(session)))
         result = result_of(came, loop, made)
         if output_type is None:
             return result
@@ -299,10 +298,3 @@ def _output(output_type: type[T], arguments: str) -> T:
     from pydantic import TypeAdapter
 
     return TypeAdapter(output_type).validate_python(msgspec.json.decode(arguments)["value"])
-
-
-async def _events(speaking: Speaking, session: str) -> list[Stored]:
-    found: list[Stored] = []
-    while page := await speaking.store.read(session_stream(session), len(found), PAGE):
-        found += page
-    return found

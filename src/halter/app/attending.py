@@ -74,19 +74,21 @@ async def attending(
     began = await beginnings_of(speaking, row)
     tasking = Tasking(speaking, row, began.trigger, began.documents)
     always = [*verbs(store, session, row.kind, names), *([answer] if answer else [])]
-    more = [*always, *tasking.verbs()]
+    asked_for = tasking.verbs()
+    more = [*always, *asked_for]
     tools = {**agent.tools, **{verb.spec.name: verb for verb in more}}
     everything = {**tools, **(sensed or {})}
     own = [*(verb.spec.name for verb in always), *(sensed or {})]
     phases = [granted(phase, own, began.grants) for phase in agent.policy.phases]
     # Who has no tools of its own answers in one request: it is told of none at all.
-    told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or tasking.verbs()) else tools
+    told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or asked_for) else tools
     thinks = thinking(agent, speaking.models, row.kind, told, phases[0], output=answer is not None)
     standing = standing_of(speaking, row, phases[0], began)
     running = Running(store, app.clock, speaking.gatehouse(), lease, standing, everything, waits)
     tasking.running = running
     aware = Awareness(HotState(terms.pacing.fields), app.clock)
-    aware.hot.restore(await _kept(speaking, row))
+    if terms.pacing.fields:
+        aware.hot.restore(await _kept(speaking, row))
     senses = aware.senses() if terms.pacing.fields or row.kind == "autonomous" else NO_SENSES
     loop = Loop(running, app.clock, thinks, speaking.chance, senses, watching)
     pace = (

@@ -16,22 +16,25 @@ all of it is in the journal before it happens. What a program was doing when it 
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Unpack
 
 import msgspec
 
-from halter.app.agent import Assembled, unique
+from halter.app.agent import UNTHINKING, Assembled, unique
 from halter.app.doors import gatehouse_for
 from halter.app.opened import App
 from halter.app.program import Program, ProgramOptions, secrets_of, spoken
 from halter.brain.running import Running
+from halter.config.mind import rates_of
 from halter.config.resolve import against_tools, resolve
 from halter.core.clock import SECOND
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.messages import Model
+from halter.core.mind import Mind
 from halter.core.money import BudgetRow
 from halter.core.newer import left_to_newer
 from halter.core.ports import Lease, Query, Stored, kept
@@ -166,7 +169,8 @@ class Guard(Program["_Opened"]):
         policy = resolve(fleet, agent)
         tools = unique(self._tools)
         against_tools(policy, agent, (tool.spec for tool in self._tools))
-        return Assembled(policy, tools, secrets_of(self._options, self._environ))
+        read = replace(UNTHINKING, mind=Mind(rates=rates_of(fleet)))
+        return Assembled(policy, tools, secrets_of(self._options, self._environ), read=read)
 
 
 class SessionTaken(HalterError):

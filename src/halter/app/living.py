@@ -59,6 +59,11 @@ class Living:
         return self.speaking.agent.folder
 
     @property
+    def concurrency(self) -> int | None:
+        """How many of its tasks may be awake at once, on all machines together; None is any number."""
+        return self.speaking.agent.read.tasks.concurrency
+
+    @property
     def autonomous(self) -> bool:
         """Tell whether the agent runs by itself, beside what is triggered."""
         return self.speaking.agent.read.pacing.autonomy.enabled

@@ -12,7 +12,6 @@ from halter.core.money import BudgetRow
 from halter.core.ports import Query, Store
 from halter.core.rows import DecisionRow, HaltRow, SessionRow
 from halter.core.task_rows import FindingRow, ItemRow, NotificationRow
-from halter.core.windows import window_end
 
 NEARLY: Final = 80
 """From so many percent of a cap on, a person is told."""
@@ -236,7 +235,7 @@ def _ran(so_far: AgentReport, each: Happened) -> AgentReport:
 def _caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
     """List the caps that count now. Those of single sessions are told where these are."""
     for row in budgets:
-        end = window_end(row.window)
+        end = row.ends_at
         if row.unit == "usd" and not row.scope.startswith("session:") and (end is None or end > now):
             yield CapLine(row.scope, row.window, row.cap, row.spent, row.held)
 

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from halter.app.agent import Assembled
-from halter.app.doors import gatehouse_for
+from halter.app.doors import Doors
 from halter.app.opened import LEASE, App
 from halter.app.thinking import Models
 from halter.brain.turn import ASK_USER, FINAL_ANSWER, YIELD
@@ -34,6 +34,7 @@ class Speaking(msgspec.Struct, frozen=True):
     worker: WorkerId
     patience: int = PATIENCE
     chance: random.Random = random.SystemRandom()
+    doors: Doors = msgspec.field(default_factory=Doors)
 
     @property
     def store(self) -> PatientStore:
@@ -60,9 +61,9 @@ class Speaking(msgspec.Struct, frozen=True):
         return self.models.named(mind.model_for.get(purpose) or mind.model)
 
     def gatehouse(self) -> Gatehouse:
-        """Make the doors of the agent's sessions. Rules and scripts foresee nothing, unless they are told to."""
+        """Return the doors of the agent's sessions. Rules and scripts foresee nothing, unless they are told to."""
         mind = self.agent.read.mind
         own = "" if mind.model.partition(":")[0] in (REFLEX, SCRIPTED) else mind.model
         foresees = mind.model_for.get("simulation") or own
         model = self.models.named(foresees) if foresees else None
-        return gatehouse_for(self.app, self.agent.policy, self.agent.secrets, model)
+        return self.doors.of(self.app, self.agent.policy, self.agent.secrets, model)

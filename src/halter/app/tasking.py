@@ -1,6 +1,6 @@
 """What a task session has beside its agent's own tools: verbs, documents, phases and a reviewer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,12 +27,22 @@ from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer
 from halter.guard.request import Answered, FailedRequest, RefusedRequest, Request
 from halter.models.prices import Prices
-from halter.work.leaving import Finding, emit_finding, notify, propose_memory, propose_precedent
+from halter.work.leaving import (
+    EMIT_FINDING,
+    NOTIFY,
+    PROPOSE_MEMORY,
+    PROPOSE_PRECEDENT,
+    Finding,
+    emit_finding,
+    notify,
+    propose_memory,
+    propose_precedent,
+)
 from halter.work.phases import Walk
-from halter.work.retrieve import Shelved, retrieve_chunks
+from halter.work.retrieve import RETRIEVE_CHUNKS, Shelved, retrieve_chunks
 from halter.work.review import Found, Judging, review
-from halter.work.run_playbook import run_playbook
-from halter.work.skills import run_skill
+from halter.work.run_playbook import RUN_PLAYBOOK, run_playbook
+from halter.work.skills import RUN_SKILL, run_skill
 from halter.work.verbs import Verb
 
 IN_APP: Final = "in_app"
@@ -87,19 +97,16 @@ class Tasking:
         """Make those verbs that the agent's file asks for."""
         speaking, name = self._speaking, self._speaking.agent.policy.name
         clock, agent = speaking.app.clock, speaking.agent
-        made: Mapping[str, Verb] = {
-            verb.spec.name: verb
-            for verb in (
-                retrieve_chunks(self.shelves, clock.now),
-                run_skill(agent.skills, self._ask_by_skill, agent.read.mind.max_output_tokens),
-                run_playbook(agent.playbooks, self._step, self._spent_in),
-                emit_finding(name, self.shelves.check),
-                propose_memory(name, clock),
-                propose_precedent(name, clock),
-                notify(name, self._row.session, self._channels(), self._found),
-            )
+        makers: Mapping[str, Callable[[], Verb]] = {
+            RETRIEVE_CHUNKS: lambda: retrieve_chunks(self.shelves, clock.now),
+            RUN_SKILL: lambda: run_skill(agent.skills, self._ask_by_skill, agent.read.mind.max_output_tokens),
+            RUN_PLAYBOOK: lambda: run_playbook(agent.playbooks, self._step, self._spent_in),
+            EMIT_FINDING: lambda: emit_finding(name, self.shelves.check),
+            PROPOSE_MEMORY: lambda: propose_memory(name, clock),
+            PROPOSE_PRECEDENT: lambda: propose_precedent(name, clock),
+            NOTIFY: lambda: notify(name, self._row.session, self._channels(), self._found),
         }
-        return [made[verb] for verb in agent.read.tasks.verbs]
+        return [makers[verb]() for verb in agent.read.tasks.verbs]
 
     def walk(self, loop: Loop, phases: Sequence[Phase], tools: Mapping[str, Tool]) -> Walk:
         """Make the pace of a task."""

@@ -102,7 +102,7 @@ class WorkerHands:
 
     def agents(self) -> Agents:
         """Name the agents whose sessions are taken here, and how many tasks of each may be awake everywhere."""
-        return {name: None for name in self._living if name not in self._waiting}
+        return {name: living.concurrency for name, living in self._living.items() if name not in self._waiting}
 
     def versions(self) -> Mapping[str, str]:
         """Name the versions of all agents here."""

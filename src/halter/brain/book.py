@@ -1,19 +1,16 @@
 """What a session in somebody's hands reads and writes: its own stream, its inbox, and what is kept beside them."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from halter.core.events import AnyEvent, CallStarted, Unknown, WakePosted
 from halter.core.ids import inbox_stream, session_stream
-from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said
+from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said, whole
 from halter.core.rows import SessionRow, Snapshot
 from halter.core.task_project import rows_of_event
 from halter.core.text import to_body
 from halter.guard.gatehouse import Gatehouse
 from halter.state import life
 from halter.state.session import not_known
-
-PAGE: Final = 1000
 
 
 class Book:
@@ -26,21 +23,23 @@ class Book:
 
     async def events(self) -> list[Stored]:
         """Read all that the session did."""
-        found: list[Stored] = []
-        while page := await self._store.read(session_stream(self.lease.session), len(found), PAGE):
-            found += page
-        return found
+        return await whole(self._store, session_stream(self.lease.session))
 
     async def write(self, key: str, event: AnyEvent, body: bytes | None = None) -> None:
         """Write down something that happened in the session."""
         await self.write_all(key, [(event, body)])
 
-    async def write_all(self, key: str, happened: Sequence[tuple[AnyEvent, bytes | None]]) -> None:
-        """Write down several things that happened at once."""
+    async def write_all(
+        self, key: str, happened: Sequence[tuple[AnyEvent, bytes | None]], *, goes_on: bool = False
+    ) -> None:
+        """Write down several things that happened at once; where the session `goes_on`, with what follows."""
         drafts = [Draft(event, *await kept(self._store, body)) for event, body in happened]
         rows = [row for event, _ in happened for row in rows_of_event(event)]
         write = Write(session_stream(self.lease.session), key, lambda _: drafts, rows, self.lease)
-        await self._store.commit(write)
+        if goes_on:
+            self._gatehouse.purse.put_off(self.lease, write)
+        else:
+            await self._gatehouse.purse.commit(write)
 
     async def post(self, key: str, event: WakePosted, text: str) -> bool:
         """Put something into the session's own inbox; tell whether it wakes it."""
@@ -62,9 +61,7 @@ class Book:
 
         What a newer program put there is not passed over: it would count as read, and nobody would ever have seen it.
         """
-        found: list[Stored] = []
-        while page := await self._store.read(inbox_stream(self.lease.session), after + len(found), PAGE):
-            found += page
+        found = await whole(self._store, inbox_stream(self.lease.session), after)
         for stored in found:
             if isinstance(stored.event, Unknown):
                 raise not_known(stored)

@@ -48,12 +48,25 @@ from halter.guard.mask import masked_message
 from halter.guard.request import TIMEOUT, Answered, FailedRequest, RefusedRequest, Request
 
 
+def _unheard(_: str, __: int) -> None:
+    """Tell nobody what was said."""
+
+
+def _unseen(_: ToolCall, __: Answer) -> None:
+    """Tell nobody what was done."""
+
+
 class Watching(msgspec.Struct, frozen=True):
     """Whoever looks on: at an answer as it comes, at what the model said, at what became of its calls."""
 
     listen: Callable[[StreamChunk], None] | None = None
-    said: Callable[[str, int], None] = lambda _, __: None
-    did: Callable[[ToolCall, Answer], None] = lambda _, __: None
+    said: Callable[[str, int], None] = _unheard
+    did: Callable[[ToolCall, Answer], None] = _unseen
+
+    @property
+    def away(self) -> bool:
+        """Tell whether nobody is told of outcomes. Otherwise these have to be durable before."""
+        return self.said is _unheard and self.did is _unseen
 
 
 class Senses(msgspec.Struct, frozen=True):
@@ -151,7 +164,8 @@ class Loop:
     async def open(self, message: Message, heard: int, hot: Hot | None = None, *, quiet: bool = False) -> None:
         """Begin a turn with what the model is told first; the inbox has been read as far as `heard`.
 
-        What it sees of the hot state is written down where that is not what the turn before it saw.
+        It is written down with what the turn does first. What it sees of the hot state is written down, too, where that
+        is not what the turn before it saw.
         """
         message = masked_message(message, self._running.redacted)
         number = self.turn.number + 1
@@ -160,7 +174,7 @@ class Loop:
         if hot is not None and hot.body != self._recalled.hot:
             happened.append((HotStateSeen(turn=number, digest=hot.digest), hot.body))
             self._recalled.hot = hot.body
-        await self._running.write_all(f"{self._session}/turn/{number}", happened)
+        await self._running.write_all(f"{self._session}/turn/{number}", happened, goes_on=True)
         self._recalled.open(number, heard, message, self._clock.now(), quiet=quiet)
 
     @property
@@ -192,25 +206,34 @@ class Loop:
             self.turn = self.turn.held_back(now)
 
     async def go_on(self) -> Turn:
-        """Take the turn's steps until it is over."""
-        while not self.turn.over:
-            chance = self._chance.random()
-            near = self.near_budget()
-            match next_step(self.turn, self.rules, self._clock.now(), near_budget=near, chance=chance):
-                case Think(model, after):
-                    await self._think(model, after)
-                case Act(calls):
-                    await self._act(calls)
-                case Refuse(calls, outcome, sentence):
-                    await self._refuse(calls, outcome, sentence)
-                case Say(reason, text):
-                    await self._say(reason, text)
-                case Shrink():
-                    if not await self._window.shrink():
-                        self.turn = self.turn.hopeless()
-                case Finish(why, sentence):
-                    await self._finish(why, sentence)
+        """Take the turn's steps until it is over.
+
+        What a step came to is committed with what the next one intends, or with the turn's end.
+        """
+        try:
+            while not self.turn.over:
+                await self._step()
+        finally:
+            await self._running.settle_up()
         return self.turn
+
+    async def _step(self) -> None:
+        chance = self._chance.random() if self.turn.failures else 1.0
+        near = not self.turn.warned and self.near_budget()
+        match next_step(self.turn, self.rules, self._clock.now(), near_budget=near, chance=chance):
+            case Think(model, after):
+                await self._think(model, after)
+            case Act(calls):
+                await self._act(calls)
+            case Refuse(calls, outcome, sentence):
+                await self._refuse(calls, outcome, sentence)
+            case Say(reason, text):
+                await self._say(reason, text)
+            case Shrink():
+                if not await self._window.shrink():
+                    self.turn = self.turn.hopeless()
+            case Finish(why, sentence):
+                await self._finish(why, sentence)
 
     def _rested(self, duration: int) -> None:
         self.turn = self.turn.waited(duration)
@@ -252,15 +275,17 @@ class Loop:
         # Inside JSON a secret would be spelled otherwise.
         ending = self._running.redacted(last.text) if isinstance(last, Text) and last.reason == "volatile" else ""
         streams = self._mind.streaming if self._mind.streaming is not None else self.rules.kind == "chat"
+        listen = self._watching.listen if streams else None
         return Request(
             id=f"{self._session}.t{self.turn.number}_{self.turn.steps}",
             prompt=prompt.prompt,
             timeout=min(TIMEOUT, self._time_left()),
             record=msgspec.json.encode(Record(ending, nonce)).decode(),
             input_tokens=self._window.bound(model, prompt.size),
-            listen=self._watching.listen if streams else None,
+            listen=listen,
             discards=bool(self.turn.failures),
             nonce=nonce,
+            goes_on=self._watching.away and listen is None,
         )
 
     def _heard(self, answer: Answered | RefusedRequest | FailedRequest, prompt: Made, model: Model, nonce: str) -> None:
@@ -291,7 +316,8 @@ class Loop:
                 continue
             alone = sum(call.group == group for call in calls) == 1
             name = "" if alone else f"{self._session}.t{self.turn.number}_{self.turn.steps}_{group}"
-            asked = [msgspec.structs.replace(self._call(call), parallel_group=name) for call in members]
+            goes_on = len(members) == 1 and self._watching.away
+            asked = [self._call(call, name, goes_on=goes_on) for call in members]
             answers = await self._running.calls(asked)
             self._keep(members, answers)
         if self._running.overrun:
@@ -333,9 +359,15 @@ class Loop:
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)
             self._watching.did(call, answer)
 
-    def _call(self, call: ToolCall) -> Call:
-        at_most = self._time_left() if self.rules.timeout else None
-        return Call(call_id(self._session, call), call.tool, to_body(call.arguments), at_most=at_most)
+    def _call(self, call: ToolCall, group: str = "", *, goes_on: bool = False) -> Call:
+        return Call(
+            id=call_id(self._session, call),
+            tool=call.tool,
+            arguments=to_body(call.arguments),
+            parallel_group=group,
+            at_most=self._time_left() if self.rules.timeout else None,
+            goes_on=goes_on,
+        )
 
     def _time_left(self) -> int:
         if not self.rules.timeout:

@@ -178,7 +178,7 @@ class Recalled:
                 self.given = from_body(await read(stored))
             case HotStateSeen():
                 self.hot = await read(stored)
-            case GuardrailTriggered(until=int()) if self.turn.over:
+            case GuardrailTriggered(until=int(), guardrail=name) if self.turn.over and name != "model_rate":
                 self.turn = self.turn.held_back(stored.at)
             case TurnSkipped():
                 self.turn = self.turn.skipped(event.skips, stored.at)

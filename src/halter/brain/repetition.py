@@ -43,8 +43,8 @@ def fingerprint(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> str
     """
     given: defaultdict[str, list[bytes]] = defaultdict(list)
     for result in results:
-        given[result.id].append(_digest((result.outcome.encode(), to_body(result.text))))
-    return _digest(sorted(_call(call, given[call.id]) for call in calls)).hex()
+        given[result.id].append(_joined((result.outcome.encode(), to_body(result.text))))
+    return hashlib.sha256(_joined(sorted([_call(call, given[call.id]) for call in calls]))).hexdigest()
 
 
 def stuck(steps: Sequence[str], max_repeated: int) -> Loop | None:
@@ -53,7 +53,7 @@ def stuck(steps: Sequence[str], max_repeated: int) -> Loop | None:
     A single step may come `max_repeated` times in a row. A cycle has to come twice, and no sooner than a single step
     would have been noticed. Only the end of the list is looked at.
     """
-    if max_repeated <= 0:
+    if max_repeated <= 0 or not steps or steps[-1] not in steps[-1 - LONGEST_PERIOD : -1]:
         return None
     for period in range(1, LONGEST_PERIOD + 1):
         repeated = max_repeated if period == 1 else max(period, max_repeated - 1)
@@ -71,7 +71,7 @@ def _repeats(steps: Sequence[str], period: int, repeated: int) -> bool:
 
 
 def _call(call: ToolCall, results: Iterable[bytes]) -> bytes:
-    return _digest((to_body(call.tool), _canonical(call.arguments), *sorted(results)))
+    return _joined((to_body(call.tool), _canonical(call.arguments), *sorted(results)))
 
 
 def _canonical(arguments: str) -> bytes:
@@ -83,10 +83,6 @@ def _canonical(arguments: str) -> bytes:
         return b"text " + body
 
 
-def _digest(fields: Iterable[bytes]) -> bytes:
-    """Hash fields so that no two lists of them look the same when joined."""
-    digest = hashlib.sha256()
-    for field in fields:
-        digest.update(b"%d:" % len(field))
-        digest.update(field)
-    return digest.digest()
+def _joined(fields: Iterable[bytes]) -> bytes:
+    """Join fields so that no two lists of them look the same."""
+    return b"".join([b"%d:%b" % (len(field), field) for field in fields])

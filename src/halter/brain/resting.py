@@ -9,7 +9,8 @@ from halter.brain.book import Book
 from halter.brain.together import heard, until
 from halter.core.clock import SECOND, Clock
 from halter.core.events import DecisionMade, SessionParked, WakePosted
-from halter.core.ports import Lease, Store
+from halter.core.ids import FLEET, inbox_stream
+from halter.core.ports import EVERY_STREAM, Change, Lease, Store
 from halter.core.rows import DecisionRow, HaltRow
 from halter.core.vocabulary import Cause, State
 from halter.guard.ask import Standing
@@ -107,7 +108,7 @@ class Resting(Book):
 
         What else comes is something in its inbox, a halt, or what is looked for.
         """
-        async with heard(self._store) as news:
+        async with heard(self._store, self._matters) as news:
             while wake_at is None or self._clock.now() < wake_at:
                 if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
                     return False
@@ -115,6 +116,14 @@ class Resting(Book):
                     return False
                 await until(news, LOOK if wake_at is None else min(LOOK, wake_at - self._clock.now()))
         return True
+
+    def _matters(self, change: Change) -> bool:
+        """Tell whether a change can end a rest.
+
+        What people say and decide is in the inbox; halts and caps are in the stream of the fleet. Whoever rests looks
+        at nothing else, however many rest and however much happens meanwhile.
+        """
+        return change.stream in (inbox_stream(self.lease.session), FLEET, EVERY_STREAM)
 
     async def _woken(self, cause: Cause | None) -> None:
         """Write that the session goes on, with its inbox read as far as it is now."""

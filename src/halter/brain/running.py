@@ -30,7 +30,7 @@ from halter.core.windows import window_end
 from halter.guard.approvals import ask, cap_question
 from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer, NeedsPerson
-from halter.guard.flight import StillHeld
+from halter.guard.flight import RateUsedUp, StillHeld
 from halter.guard.gatehouse import Gatehouse
 from halter.guard.request import Answered, FailedRequest, RefusedRequest, Request
 from halter.state import life
@@ -92,8 +92,10 @@ class Running(Resting):
         # What is inside another call is cleared before it, so that the outer one, done again, finds how it went.
         for flight in sorted(self._doubts, key=lambda doubt: -doubt.id.count("/")):
             await self._clear(flight, await self._arguments(events, flight.id))
-        events = await self.events()
-        self.spent = replay(events).spent
+        self.spent = self.state.spent
+        if self._doubts or self.lease.generation > 1:
+            events = await self.events()
+            self.spent = replay(events).spent
         self.overrun = overran(events)
         if self.lease.generation > 1:
             await self._look_at_cap()
@@ -189,13 +191,19 @@ class Running(Resting):
     ) -> Answered | RefusedRequest | FailedRequest:
         """Take a request to the guard, and wait for money where there will be some: others' holds, tomorrow's, more.
 
+        It waits for the rate of the model, too, and for as long as that takes: nothing is spent by that.
+
         The last one of a session may use what was kept back for it. One may stand narrower than its session does.
         """
         standing = standing or self.standing
         standing = msgspec.structs.replace(standing, kept_usd=0, kept_tokens=0) if last else standing
+        waited = 0
         while True:
-            answer = await self._gatehouse.request(self.lease, standing, request, model, attempt)
+            answer = await self._gatehouse.request(self.lease, standing, request, model, attempt, waited)
             match answer:
+                case RateUsedUp(until=until):
+                    waited = answer.waited + 1
+                    await self._rest("SLEEPING", max(until, self._clock.now() + SOON))
                 case StillHeld() if request.optional:
                     return FailedRequest(answer.id, "cost_cap_reached", "The money for it is held by others.")
                 case StillHeld():
@@ -203,7 +211,7 @@ class Running(Resting):
                 case RefusedRequest(cap=CostCapReached() as cap) if await self._more_money(
                     request.id, str(model.name), cap
                 ):
-                    attempt += 1
+                    attempt, waited = attempt + 1, 0
                 case Answered() | FailedRequest():
                     self._spend(answer.cost_usd, answer.tokens)
                     passed = isinstance(answer, Answered) and answer.overrun
@@ -211,6 +219,10 @@ class Running(Resting):
                     return answer
                 case RefusedRequest():
                     return answer
+
+    async def settle_up(self) -> None:
+        """Write down, even if nobody waits for it any more, an outcome that was left for what would follow."""
+        await asyncio.shield(self._gatehouse.purse.settle_up(self.lease))
 
     def _spend(self, usd: int, tokens: int = 0) -> None:
         self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)

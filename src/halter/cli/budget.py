@@ -82,7 +82,7 @@ def _budget_line(row: BudgetRow) -> list[str]:
 
 
 def _written(row: BudgetRow, amount: int) -> str:
-    return shown(amount) if row.unit == "usd" else f"{amount:,} tokens"
+    return shown(amount) if row.unit == "usd" else f"{amount:,} {row.unit}"
 
 
 CapArgument = Annotated[str, typer.Argument(help="The new cap in dollars, or none.")]

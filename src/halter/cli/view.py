@@ -221,6 +221,8 @@ def _agent(session: str) -> str:
 
 def _of_trouble(session: str, event: GuardrailTriggered | SensorChanged | AttendingFailed) -> Line:
     match event:
+        case GuardrailTriggered(guardrail="model_rate"):
+            return Line(event.sentence)
         case GuardrailTriggered():
             return Line(f"guardrail {event.guardrail}: {event.sentence}", LOOK)
         case SensorChanged(health="failing"):

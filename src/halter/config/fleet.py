@@ -1,13 +1,15 @@
 """`halter.yaml`: what holds for all agents on one store."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 
 from halter.config.channels import misled
-from halter.config.load import Document, Places, load_file
-from halter.config.shape import shaped
+from halter.config.load import Document, Places, Wrong, load_file
+from halter.config.shape import dotted, shaped
 from halter.core.spec import FleetSpec
 
 FLEET_FILE: Final = "halter.yaml"
@@ -31,6 +33,16 @@ def fleet_of(document: Document) -> Fleet:
     for model in spec.models:
         if model.endswith("*"):
             raise document.places.wrong(("models", model), f"`{model}` is not one model; name each with its price.")
-    for path, sentence in misled(spec.notify):
+    for path, sentence in (*_misrated(spec), *misled(spec.notify)):
         raise document.places.wrong(path, sentence)
     return Fleet(spec, document.places)
+
+
+def _misrated(spec: FleetSpec) -> Iterator[Wrong]:
+    """Find rates that say nothing, or of which nobody could tell whose they are."""
+    for model, rate in spec.rates.items():
+        path = ("rates", model)
+        if "*" in model and not model.endswith(":*"):
+            yield path, f"`{dotted(path)}` is not one model; name one, or all of a provider, as in anthropic:*."
+        if rate.requests_per_minute is UNSET and rate.tokens_per_minute is UNSET:
+            yield path, f"`{dotted(path)}` limits nothing; write `requests_per_minute`, `tokens_per_minute` or both."

@@ -21,10 +21,11 @@ from halter.config.resolve import MIN_OUTPUT_TOKENS
 from halter.config.shape import dotted, nearest
 from halter.config.tasks import judging_models, read_tasks
 from halter.config.usual import NOBODY, USUAL
-from halter.core.bounds import Limits
+from halter.core.bounds import Limits, ModelRate
 from halter.core.errors import ConfigError
 from halter.core.mind import REFLEX, SCRIPTED, Mind, Provider, WireFormat
 from halter.core.pacing import Pacing
+from halter.core.rates import Rate
 from halter.core.spec import AgentSpec, ProviderSpec, covered
 from halter.core.tasks import Tasks
 from halter.core.text import listed, shorten, told
@@ -87,9 +88,19 @@ def read_mind(fleet: Fleet, agent: Agent, folder: Path | None) -> Read:
         temperature=either(spec.temperature, None),
         script=script,
         reflex=reflex,
+        rates=rates_of(fleet),
         **_limits(both),
     )
     return Read(mind, script_at, reflex_at, read_pacing(fleet, agent), read_tasks(fleet, agent, folder))
+
+
+def rates_of(fleet: Fleet) -> dict[str, Rate]:
+    """Tell how fast models may be asked: that is the fleet's word alone, as it is shared by all agents."""
+    return {name: _rate(said) for name, said in fleet.spec.rates.items()}
+
+
+def _rate(said: ModelRate) -> Rate:
+    return Rate(either(said.requests_per_minute, None), either(said.tokens_per_minute, None))
 
 
 def _limits(both: Both) -> dict[str, Any]:

@@ -48,6 +48,7 @@ def read_tasks(fleet: Fleet, agent: Agent, folder: Path | None) -> Tasks:
         anonymize=_hidden(spec),
         verbs=_verbs(spec),
         idle_halt=round(spec.idle_halt_minutes * MINUTE),
+        concurrency=either(spec.concurrency, None),
     )
 
 

@@ -91,6 +91,18 @@ class FleetLimits(Spec, frozen=True):
     ) = UNSET
 
 
+class ModelRate(Spec, frozen=True):
+    """How fast a model may be asked, by all agents on all machines together."""
+
+    requests_per_minute: (
+        Annotated[int, Meta(ge=1, description="The most requests that are made in a minute.")] | UnsetType
+    ) = UNSET
+    tokens_per_minute: (
+        Annotated[int, Meta(ge=1, description="The most tokens of a minute's requests, cached ones not counted.")]
+        | UnsetType
+    ) = UNSET
+
+
 class AgentBounds(Spec, frozen=True):
     """What each agent may use at most."""
 

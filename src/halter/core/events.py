@@ -68,7 +68,7 @@ from halter.core.vocabulary import (
     YieldMode,
 )
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """What a program must understand to take a session. It rises when a new event changes the meaning of old ones."""
 
 
@@ -235,7 +235,10 @@ class TurnSkipped(Event, frozen=True, kw_only=True):
 
 
 class GuardrailTriggered(Event, frozen=True, kw_only=True):
-    """A mechanical rule held an agent back that runs by itself; `until` is when it may go on, if time decides that."""
+    """A mechanical rule held a session back, mostly one that runs by itself.
+
+    `until` is when it may go on, if time decides that.
+    """
 
     KIND: ClassVar[str] = "guardrail_triggered"
 

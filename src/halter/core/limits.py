@@ -88,6 +88,8 @@ def _accounts(caps: Caps, spender: Spender, quarter: int) -> tuple[Leg, ...]:
 
 def rolled(held: tuple[Leg, ...], now: int) -> tuple[Leg, ...]:
     """Move an amount into the windows of now: whoever waited past midnight spends today's money, not yesterday's."""
+    if all(window_after(leg.window, now) == leg.window for leg in held):
+        return held
     return tuple(msgspec.structs.replace(leg, window=window_after(leg.window, now)) for leg in held)
 
 

@@ -13,7 +13,7 @@ from halter.core.usage import ModelName, Usage
 from halter.core.vocabulary import Origin, Outcome
 
 
-class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defaults=True):
+class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defaults=True, gc=False):
     """Words. `reason` names an internal message, which no person is shown."""
 
     text: str
@@ -22,7 +22,7 @@ class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defau
     reason: str = ""
 
 
-class ToolCall(msgspec.Struct, frozen=True, tag="call", tag_field="part", omit_defaults=True):
+class ToolCall(msgspec.Struct, frozen=True, tag="call", tag_field="part", omit_defaults=True, gc=False):
     """A call that a model asks for; its arguments are JSON as the model wrote it, which may be anything.
 
     Calls of one `group` are made together, and one group after the other.
@@ -34,7 +34,7 @@ class ToolCall(msgspec.Struct, frozen=True, tag="call", tag_field="part", omit_d
     group: int = 0
 
 
-class ToolResult(msgspec.Struct, frozen=True, tag="result", tag_field="part", omit_defaults=True):
+class ToolResult(msgspec.Struct, frozen=True, tag="result", tag_field="part", omit_defaults=True, gc=False):
     """What became of a call, as its model is told."""
 
     id: str

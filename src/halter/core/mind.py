@@ -5,6 +5,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from halter.core.rates import Rate
+
 WireFormat = Literal["openai", "anthropic", "google"]
 """The protocol that an endpoint speaks. `openai` is also what most other servers speak."""
 
@@ -35,7 +37,7 @@ class Mind(msgspec.Struct, frozen=True, kw_only=True):
 
     Models are written `provider:model`. `context_window` is in tokens, 0 for the model's own; `streaming` is None where
     nobody said so: then a chat streams and nothing else does. `script` and `reflex` are what their files hold, already
-    read: a list of replies, and a list of rules.
+    read: a list of replies, and a list of rules. `rates` say how fast models may be asked, by all agents of the fleet.
     """
 
     model: str = ""
@@ -54,6 +56,7 @@ class Mind(msgspec.Struct, frozen=True, kw_only=True):
     max_repeated_tool_steps: int = 3
     script: tuple[Any, ...] = ()
     reflex: tuple[Any, ...] = ()
+    rates: Mapping[str, Rate] = {}
 
     def canonical(self) -> bytes:
         """Write it down in the one way that equal minds have in common."""

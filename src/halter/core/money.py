@@ -1,7 +1,7 @@
 """Money (and tokens) as holds: reserve an upper bound in every scope, act, settle with the truth.
 
-Amounts are integers: micro-dollars for the unit `usd`, plain counts for `tokens`. The rules are here, pure;
-the rows they look at are locked by whoever asks, so what is decided is what is written.
+Amounts are integers: micro-dollars for the unit `usd`, plain counts for `tokens` and `requests`. The rules are here,
+pure; the rows they look at are locked by whoever asks, so what is decided is what is written.
 """
 
 import math
@@ -11,10 +11,16 @@ from typing import ClassVar, Final, Literal
 
 import msgspec
 
+from halter.core.clock import MINUTE
 from halter.core.row import Row, RowKey
+from halter.core.windows import window_end
 
-Unit = Literal["usd", "tokens"]
+Unit = Literal["usd", "tokens", "requests"]
 UNITS: Final[tuple[Unit, Unit]] = ("usd", "tokens")
+"""What a session's own budgets are counted in. Requests are counted by the rate of a model alone."""
+
+MINUTELY: Final = "minute"
+"""The window of a rate, as its row has it: one row serves all minutes, one after the other."""
 
 DOLLAR = 1_000_000
 
@@ -41,12 +47,17 @@ def believable(amount: int) -> bool:
     return 0 <= amount <= MOST
 
 
-class Account(msgspec.Struct, frozen=True, array_like=True):
+class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an amount is counted against: a scope, one of its windows, and a unit."""
 
     scope: str
     window: str
     unit: Unit
+
+    @property
+    def is_rate(self) -> bool:
+        """Tell whether it is counted by the minute: what is used up there comes back by itself."""
+        return self.window.startswith(MINUTELY)
 
 
 class Leg(Account, frozen=True, array_like=True):
@@ -67,7 +78,7 @@ class Overrun(Account, frozen=True, array_like=True):
     amount: int
 
 
-class Charge(msgspec.Struct, frozen=True, omit_defaults=True):
+class Charge(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a hold turned out to cost."""
 
     usd: int = 0
@@ -81,11 +92,20 @@ class Charge(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def of(self, unit: Unit) -> int:
         """Tell the part of the charge that is counted in that unit."""
-        return self.usd if unit == "usd" else self.tokens
+        match unit:
+            case "usd":
+                return self.usd
+            case "tokens":
+                return self.tokens
+            case "requests":
+                return 1
 
 
 class BudgetRow(Row, frozen=True):
-    """What stands against one cap: what is spent, what is held, and who said what the cap is."""
+    """What stands against one cap: what is spent, what is held, and who said what the cap is.
+
+    That of a rate tells of the newest minute only, which began at `cap_at`.
+    """
 
     TABLE: ClassVar[str] = "budgets"
     KEY: ClassVar[tuple[str, ...]] = ("scope", "window", "unit")
@@ -103,6 +123,11 @@ class BudgetRow(Row, frozen=True):
     def key(self) -> RowKey:
         """Tell where this row stands."""
         return (BudgetRow, (self.scope, self.window, self.unit))
+
+    @property
+    def ends_at(self) -> int | None:
+        """The moment at which its window is over, or None for a scope's whole life."""
+        return self.cap_at + MINUTE if self.window == MINUTELY else window_end(self.window)
 
     def capped(self, cap: int | None, at: int, by: str = "") -> "BudgetRow":
         """Take note of a cap: a person's newest word counts, then what was carved out, then the configuration.
@@ -192,14 +217,15 @@ def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: BudgetOf) -> C
     """Work out the charge for a hold: the truth is never clamped; what it breaks is said as overruns.
 
     What others hold counts as promised, so an excess that would break their promise is an overrun too. What went
-    beyond an earlier, lower cap is no credit: it must not hide that the cap of today is passed.
+    beyond an earlier, lower cap is no credit: it must not hide that the cap of today is passed. A rate is no promise
+    about money: to pass one is no incident, others wait the longer for it.
     """
     charge = Charge(usd=usd, tokens=tokens)
     overruns: list[Overrun] = []
     for leg in legs:
         budget = budget_of(leg)
         beyond = charge.of(leg.unit) - leg.amount
-        if budget.cap is None or beyond <= 0:
+        if leg.is_rate or budget.cap is None or beyond <= 0:
             continue
         excess = min(beyond, budget.spent + budget.held + beyond - budget.cap)
         if excess > 0:

@@ -1,7 +1,6 @@
 """What the layers ask of the outside world, as Protocols: whoever needs one is given one."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -18,6 +17,10 @@ BLOB_FROM: Final = 32 * 1024
 """Bodies larger than this are put as blobs before the event that names them."""
 
 
+PAGE: Final = 1000
+"""So many events are read at once."""
+
+
 class Draft(msgspec.Struct, frozen=True):
     """An event to be, before the store gives it its place and time.
 
@@ -31,10 +34,11 @@ class Draft(msgspec.Struct, frozen=True):
     stream: StreamId | None = None
 
 
-class Stored(msgspec.Struct, frozen=True):
+class Stored(msgspec.Struct, frozen=True, gc=False):
     """An event as it stands in the journal.
 
-    `digest` is the salted digest of the body: it stays when body and salt are erased, so the chain holds.
+    `digest` is the salted digest of the body: it stays when body and salt are erased, so the chain holds. It can be no
+    part of a cycle, so no collector has to look at the many that a process keeps.
     """
 
     stream: StreamId
@@ -58,8 +62,7 @@ class Stored(msgspec.Struct, frozen=True):
         return self.digest != b"" and self.body is None
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, weakref=True):
     """The right to write a session's stream, for as long as nobody took a later generation."""
 
     session: SessionId
@@ -67,8 +70,7 @@ class Lease:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(msgspec.Struct, frozen=True):
     """An offer to take a session as it stood when it was offered: void as soon as anybody has a later generation."""
 
     session: SessionId
@@ -76,8 +78,7 @@ class Ticket:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(msgspec.Struct, frozen=True):
     """What was offered now, and whether there may be more that is due: then it is looked again soon."""
 
     tickets: tuple[Ticket, ...] = ()
@@ -107,12 +108,12 @@ class Rows(Protocol):
 Decide = Callable[[Rows], Sequence[Draft]]
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """One transaction: look at locked rows, decide purely, append what was decided.
 
     `key` names the write: repeated, it answers as the first time. `decide` may run twice and must be pure.
     `reads` are the rows that it looks at or that its events change, beyond the stream's head and the session's own row.
+    `first` is another one by the same owner that is done just before, in the same transaction: both or neither.
     """
 
     stream: StreamId
@@ -121,26 +122,37 @@ class Write:
     reads: Sequence[RowKey] = ()
     lease: Lease | None = None
     others: Sequence[StreamId] = ()
+    first: "Write | None" = None
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What a write came to: its events, durable, and whether they had been there already."""
+class Committed(msgspec.Struct, frozen=True):
+    """What a write came to: its events, durable, and whether they had been there already.
+
+    `first` is what became of the write that was done before it in the same transaction.
+    """
 
     events: tuple[Stored, ...]
     repeated: bool = False
+    first: "Committed | None" = None
+
+    def all(self) -> tuple[Stored, ...]:
+        """List the events of both, in order."""
+        return self.events if self.first is None else (*self.first.all(), *self.events)
+
+    def fresh(self) -> tuple[Stored, ...]:
+        """List the events that this very transaction wrote, in order."""
+        own = () if self.repeated else self.events
+        return own if self.first is None else (*self.first.fresh(), *own)
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True):
     """The answer to a heartbeat. `held` is None while all is well; after a lapse, the leases that are left."""
 
     now: int
     held: frozenset[Lease] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """A hint that a stream grew, or EVERY_STREAM may have. Hints may be lost; the journal never is."""
 
     stream: StreamId
@@ -151,13 +163,12 @@ EVERY_STREAM: Final = StreamId("*")
 """What a hint names after a time in which no hints could be heard, and when too many streams grew at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Query(Generic[T]):
+class Query(msgspec.Struct, Generic[T], frozen=True):
     """A named read-only question; its SQL stands under this name in the journal's queries."""
 
     name: str
     row: type[T]
-    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    params: Mapping[str, Any] = {}
 
 
 class Store(Protocol):
@@ -263,3 +274,13 @@ async def kept(store: Store, body: bytes | None) -> tuple[bytes | None, Digest |
     if body is None or len(body) <= BLOB_FROM:
         return body, None
     return None, await store.put(body)
+
+
+async def whole(store: Store, stream: StreamId, after: int = 0) -> list[Stored]:
+    """Read all that a stream has after a place: page by page, and none that is known to be empty."""
+    found: list[Stored] = []
+    while page := await store.read(stream, after + len(found), PAGE):
+        found += page
+        if len(page) < PAGE:
+            break
+    return found

@@ -5,10 +5,11 @@ or a sum, or settled by rank (see `Budget.capped`).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast, get_args
 
 import msgspec
 
+from halter.core import rates
 from halter.core.decided import decision_asked, decision_made, rule_made
 from halter.core.events import (
     AgentSwitched,
@@ -55,7 +56,7 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.ids import StreamId, session_of
-from halter.core.money import CARVED, Account, BudgetRow, Charge, Leg
+from halter.core.money import CARVED, MINUTELY, Account, BudgetRow, Charge, Leg
 from halter.core.place import Known, Place, session_at
 from halter.core.row import Row, RowKey
 from halter.core.rows import (
@@ -92,17 +93,20 @@ class Erase(msgspec.Struct, frozen=True):
 
 Effect = Row | Gone | Erase
 
+# Asking a union of types one by one takes longer than all that follows.
+_OF_TRIGGERS: Final = frozenset(get_args(OfTriggers))
+_LEAVING: Final = frozenset(get_args(Leaving))
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 
 def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
-    """Yield the rows as they stand after the event."""
-    if isinstance(event, OfTriggers):
-        yield from of_trigger(event, place, known)
-    elif isinstance(event, Leaving):
-        yield from left(event, place, known)
-    else:
-        yield from _project(event, place, known)
+    """Give the rows as they stand after the event."""
+    kind = type(event)
+    if kind in _OF_TRIGGERS:
+        return of_trigger(cast("OfTriggers", event), place, known)
+    if kind in _LEAVING:
+        return left(cast("Leaving", event), place, known)
+    return _project(cast("OfSessions", event), place, known)
 
 
 def _project(event: OfSessions, place: Place, known: Known) -> Iterator[Effect]:
@@ -267,7 +271,11 @@ def _held(
     session = session_of(place.stream) or ""
     yield HoldRow(hold, session, place.at, purpose, name, _ENCODE_LEGS(legs))
     for leg in legs:
-        yield budget_row(known, leg).capped(leg.cap, place.at).moved(held=leg.amount)
+        row = budget_row(known, leg)
+        if leg.is_rate:
+            yield from rates.moved(row, leg, held=leg.amount)
+        else:
+            yield row.capped(leg.cap, place.at).moved(held=leg.amount)
 
 
 def _settled(
@@ -287,7 +295,11 @@ def _settled(
 def _freed(hold: HoldRow, charge: Charge, known: Known) -> Iterator[Effect]:
     yield Gone(hold.key())
     for leg in hold.taken():
-        yield budget_row(known, leg).moved(spent=charge.of(leg.unit), held=-leg.amount)
+        row, spent = budget_row(known, leg), charge.of(leg.unit)
+        if leg.is_rate:
+            yield from rates.moved(row, leg, spent=spent, held=-leg.amount)
+        else:
+            yield row.moved(spent=spent, held=-leg.amount)
     for over in charge.overruns:
         yield budget_row(known, over).moved(overrun=over.amount)
 
@@ -385,10 +397,12 @@ def rate_row(known: Known, agent: str, tool: str, piece: int, attempts: int = 0)
 
 def budget_row(known: Known, account: Account) -> BudgetRow:
     """Return what stands against a cap, also where nothing stands yet."""
+    if account.is_rate:
+        return rates.in_its_minute(known.get(BudgetRow, account.scope, MINUTELY, account.unit), account)
     row = known.get(BudgetRow, account.scope, account.window, account.unit)
     return row if row is not None else BudgetRow(account.scope, account.window, account.unit)
 
 
 def budget_key(account: Account) -> RowKey:
     """Name the row of an account, for a write to declare."""
-    return (BudgetRow, (account.scope, account.window, account.unit))
+    return (BudgetRow, (account.scope, MINUTELY if account.is_rate else account.window, account.unit))

@@ -7,8 +7,11 @@ import msgspec
 RowKey = tuple["type[Row]", tuple[Any, ...]]
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One row of a table: its fields are the columns, the first ones its key."""
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """One row of a table: its fields are the columns, the first ones its key.
+
+    It holds plain values only, so it can be no part of a cycle, and no collector has to look at it.
+    """
 
     TABLE: ClassVar[str]
     KEY: ClassVar[tuple[str, ...]]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from halter.core.bounds import AgentBounds, FleetLimits, Guardrails, Limits, OnCap
+from halter.core.bounds import AgentBounds, FleetLimits, Guardrails, Limits, ModelRate, OnCap
 from halter.core.clock import HOUR
 from halter.core.ids import Digest
 from halter.core.limits import Caps
@@ -129,6 +129,10 @@ class FleetSpec(Spec, frozen=True):
     ) = UNSET
     models: Annotated[Mapping[ModelPattern, ModelSpec], Meta(description="Prices, by `provider:model`.")] = {}
     providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Where models are reached, by provider.")] = {}
+    rates: Annotated[
+        Mapping[ModelPattern, ModelRate],
+        Meta(description="How fast models may be asked, by `provider:model`, or `provider:*` for all of a provider."),
+    ] = {}
     shell: Annotated[ShellBounds, Meta(description="What the shell of any agent may do.")] = ShellBounds()
     retention: (
         Annotated[Lasting, Meta(description="After how long the words of ended sessions are erased, or `none`.")]
@@ -234,6 +238,17 @@ class AgentSpec(Spec, frozen=True):
     anonymize: (
         Annotated[Anonymize | bool, Meta(description="What is hidden from models that run elsewhere.")] | UnsetType
     ) = UNSET
+    concurrency: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                description="How many of its task sessions may be awake at once, on all machines; any number, "
+                "if not given.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     idle_halt_minutes: Annotated[
         float, Meta(ge=0, le=100_000, description="So long a session may do nothing before it is paused; 0 for never.")
     ] = 5
@@ -259,11 +274,12 @@ class Rule(msgspec.Struct, frozen=True):
     simulate: Simulate
 
 
-class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+class Resolved(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything that the guard has to know to judge what an agent does.
 
     No field has a default, so that the digest covers all of them. `policies` are the fleet's and the agent's: a rule
-    for a tool in one must not hide a stricter one for its level in the other, so they are put together per tool.
+    for a tool in one must not hide a stricter one for its level in the other, so they are put together per tool, and
+    kept in the `__dict__`, which is no part of the policy.
     """
 
     name: str
@@ -300,6 +316,13 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         An agent that takes a tool for more dangerous must not fall under laxer rules by it: so what the fleet says of
         the level that the tool has without the agent's word counts as well.
         """
+        known: dict[tuple[str, Level], Rule] = vars(self).setdefault("rules", {})
+        found = known.get((tool, declared))
+        if found is None:
+            found = known[tool, declared] = self._rule(tool, declared)
+        return found
+
+    def _rule(self, tool: str, declared: Level) -> Rule:
         fleet, agent = self.policies
         base = _placed(fleet, tool, declared)
         level = LEVELS[max(LEVELS.index(base), LEVELS.index(_placed(agent, tool, base)))]

@@ -193,7 +193,8 @@ VERBS: Final[Verbs] = get_args(VerbName)
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     """All of it, for one agent, with zones and defaults filled in.
 
-    `verbs` are those that its sessions have; `anonymize` is None where nothing is hidden.
+    `verbs` are those that its sessions have; `anonymize` is None where nothing is hidden. At most so many of its task
+    sessions as `concurrency` says are awake at once, on all machines together; None is any number.
     """
 
     schedules: tuple[Schedule, ...] = ()
@@ -205,6 +206,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     anonymize: tuple[str, ...] | None = None
     verbs: Verbs = ()
     idle_halt: int = 5 * MINUTE
+    concurrency: int | None = None
 
     def triggers(self) -> tuple[AnyTrigger, ...]:
         """List all that starts sessions."""

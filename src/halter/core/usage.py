@@ -13,7 +13,7 @@ import msgspec
 _MODEL_NAME = re.compile(r"([^\s:/]+)[:/](\S|\S.*\S)")
 
 
-class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The tokens of one request; `input_tokens` includes those that were read from or written to a cache.
 
     A report that contradicts itself is refused: whoever reads it off a wire treats it as not reported, and

@@ -91,8 +91,9 @@ Guardrail = Literal[
     "idle_timeout",
     "active_hours",
     "idle_halt",
+    "model_rate",
 ]
-"""The mechanical rules of an agent that runs by itself."""
+"""The mechanical rules of an agent that runs by itself; to the rate of a model every session keeps."""
 
 GateStage = Literal["change", "expression", "model"]
 """What of a gate said that a turn is not worth it."""

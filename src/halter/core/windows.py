@@ -1,4 +1,4 @@
-"""The calendar windows that caps are counted in: an hour, a day, a month.
+"""The calendar windows that caps and rates are counted in: a minute, an hour, a day, a month.
 
 A window is written so that it can be read back alone: `day/2026-11-15`, `month/2026-11@Europe/Berlin`.
 The empty window means "for as long as the scope lives", as a session's own cap does.
@@ -11,11 +11,11 @@ from zoneinfo import ZoneInfo
 
 from halter.core.clock import MINUTE, SECOND
 
-Per = Literal["", "hour", "day", "month"]
+Per = Literal["", "minute", "hour", "day", "month"]
 
 QUARTER: Final = 15 * MINUTE
 
-_FORMATS: dict[str, str] = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
+_FORMATS: dict[str, str] = {"minute": "%Y-%m-%dT%H:%M", "hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
 
 
 def window_at(per: Per, now: int, zone: str = "UTC") -> str:
@@ -25,6 +25,8 @@ def window_at(per: Per, now: int, zone: str = "UTC") -> str:
     """
     if per == "":
         return ""
+    if per == "minute":
+        return _minute(now // MINUTE)
     return _named(per, now // QUARTER, "UTC" if per == "hour" else zone)
 
 
@@ -36,10 +38,21 @@ def _named(per: Per, quarter: int, zone: str) -> str:
     return name if zone == "UTC" else f"{name}@{zone}"
 
 
+@lru_cache(16)
+def _minute(number: int) -> str:
+    """Name a minute. The clocks of all zones begin theirs together, so it has none."""
+    return f"minute/{datetime.fromtimestamp(number * MINUTE // SECOND, UTC).strftime(_FORMATS['minute'])}"
+
+
 def window_after(window: str, now: int) -> str:
     """Name the window of the same length and zone which the moment falls into."""
+    return _after(window, now // QUARTER)
+
+
+@lru_cache(1024)
+def _after(window: str, quarter: int) -> str:
     per, _, rest = window.partition("/")
-    return window_at(cast("Per", per), now, rest.partition("@")[2] or "UTC")
+    return window_at(cast("Per", per), quarter * QUARTER, rest.partition("@")[2] or "UTC")
 
 
 @lru_cache(1024)
@@ -51,6 +64,8 @@ def window_end(window: str) -> int | None:
     written, _, zone = rest.partition("@")
     start = datetime.strptime(written, _FORMATS[per]).replace(tzinfo=ZoneInfo(zone) if zone else UTC)
     match per:
+        case "minute":
+            end = start + timedelta(minutes=1)
         case "hour":
             end = start + timedelta(hours=1)
         case "day":

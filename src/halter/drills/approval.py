@@ -7,7 +7,6 @@ themselves write; the journal is not asked.
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -62,7 +61,7 @@ class Gullible(Relay):
         """Show the judge rows that agree with what it asks about."""
         asked = _judged(write)
         if asked is not None and (need := asked.approval) is not None:
-            write = replace(write, decide=_gullibly(asked, need))
+            write = msgspec.structs.replace(write, decide=_gullibly(asked, need))
         return await self._store.commit(write)
 
 

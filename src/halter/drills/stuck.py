@@ -29,7 +29,7 @@ from halter.drills.children import Pipe
 from halter.drills.drill import Ground
 from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer
-from halter.guard.flight import StillHeld
+from halter.guard.flight import RateUsedUp, StillHeld
 from halter.guard.request import Answered, Request
 from halter.journal.relay import Relay, T
 from halter.tools.shell import shell
@@ -263,7 +263,7 @@ class Worker:
         request = Request(id=f"{session}.1", prompt=Prompt(messages=(user("Are you there?"),)))
         model = StuckModel(self._marks, session)
         came = await self._doors.request(running.lease, running.standing, request, model)
-        if isinstance(came, Answered | StillHeld):
+        if isinstance(came, Answered | StillHeld | RateUsedUp):
             return Answer(request.id, "ok", "")
         return Answer(request.id, came.outcome, "")
 

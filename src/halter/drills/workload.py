@@ -84,7 +84,7 @@ class Witness(Relay):
         """Commit, fold, tell."""
         committed = await self._store.commit(write)
         if not committed.repeated:
-            self._acknowledged([(stored, self._folded(stored)) for stored in committed.events])
+            self._acknowledged([(stored, self._folded(stored)) for stored in committed.fresh()])
         return committed
 
     async def claim(

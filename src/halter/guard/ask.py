@@ -1,12 +1,14 @@
 """From what a model asked for to what the judge is asked: everything that can be known before a row is locked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from hashlib import sha256
 
 import msgspec
 
 from halter.core.limits import Cap, Caps, Spender, accounts, legs
 from halter.core.messages import Anonymizing
+from halter.core.rates import Rate
 from halter.core.rows import RuleRow
 from halter.core.spec import Phase, Resolved, Rule
 from halter.core.text import clean
@@ -24,7 +26,8 @@ class Call(msgspec.Struct, frozen=True):
     """One tool invocation as it was asked for; its id is also its idempotency key and the id of its hold.
 
     `edited` are the arguments that a person put in place of those that were asked for. `at_most` is how long it may
-    take, where that is less than its tool says.
+    take, where that is less than its tool says. If whoever asks `goes_on` with the session at once, and tells nobody
+    before, its outcome may be written down with what follows.
     """
 
     id: str
@@ -34,14 +37,16 @@ class Call(msgspec.Struct, frozen=True):
     parallel_group: str = ""
     edited: bytes | None = None
     at_most: int | None = None
+    goes_on: bool = False
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Standing(msgspec.Struct, frozen=True, dict=True):
     """Where a session stands: whose it is, which phase it is in, and the policy it runs under.
 
     `secrets` are those that the policy grants and that are there; `quarantined` the tools that wait for a person.
     What is kept back of its caps, in micro-dollars and in tokens, is there for its last words. A session that runs by
-    itself may be given so many tokens for an hour. `anonymize` says what its models are not told.
+    itself may be given so many tokens for an hour. `anonymize` says what its models are not told, `rates` how fast
+    they may be asked, by all sessions together.
     """
 
     session: str
@@ -56,13 +61,35 @@ class Standing(msgspec.Struct, frozen=True):
     kept_tokens: int = 0
     tokens_per_hour: int | None = None
     anonymize: Anonymizing | None = None
+    rates: Mapping[str, Rate] = {}
 
     def kept(self) -> Kept:
         """Tell what is kept back, and of whose caps."""
-        return Kept(self.session, self.kept_usd, self.kept_tokens)
+        return self._kept
 
     def caps(self) -> Caps:
         """Tell what may be spent."""
+        return self._caps
+
+    def spender(self) -> Spender:
+        """Tell who spends."""
+        return self._spender
+
+    def scopes(self) -> tuple[str, ...]:
+        """List the scopes in which a halt stops this session."""
+        return self._scopes
+
+    # It stands like this for many steps: what follows from it is worked out once.
+    @cached_property
+    def _kept(self) -> Kept:
+        return Kept(self.session, self.kept_usd, self.kept_tokens)
+
+    @cached_property
+    def _spender(self) -> Spender:
+        return Spender(self.session, self.agent, self.trigger)
+
+    @cached_property
+    def _caps(self) -> Caps:
         caps = self.policy.caps.less(self.kept_usd, self.kept_tokens)
         if self.tokens_per_hour is None:
             return caps
@@ -76,8 +103,8 @@ class Standing(msgspec.Struct, frozen=True):
         policy = msgspec.structs.replace(self.policy, caps=msgspec.structs.replace(caps, session=cap))
         return msgspec.structs.replace(self, policy=policy)
 
-    def scopes(self) -> tuple[str, ...]:
-        """List the scopes in which a halt stops this session."""
+    @cached_property
+    def _scopes(self) -> tuple[str, ...]:
         trigger = (f"trigger:{self.trigger}",) if self.trigger else ()
         return (f"session:{self.session}", *trigger, f"agent:{self.agent}", "fleet")
 
@@ -108,7 +135,7 @@ def prepare(
     risk = assess(spec, arguments) if risk_assessed(rule) else None
     flaw = flaw_of(standing, spec) or _missing(standing, arguments) or _nameless(standing, arguments)
     asked = _asked(standing, call, now, flaw, spec, rule)
-    spender = Spender(standing.session, standing.agent, standing.trigger)
+    spender = standing.spender()
     asked = msgspec.structs.replace(
         asked,
         arguments=arguments.canonical,

@@ -62,7 +62,8 @@ class NeedsPerson(msgspec.Struct, frozen=True):
 class Act(msgspec.Struct, frozen=True):
     """A tool with all that it takes to run it, and the scopes in which a halt stops it.
 
-    `at_most` is how long it may take, where that is less than the tool says.
+    `at_most` is how long it may take, where that is less than the tool says. Where its session `goes_on` at once, the
+    outcome may be written down with what follows.
     """
 
     tool: Tool
@@ -70,6 +71,7 @@ class Act(msgspec.Struct, frozen=True):
     secrets: Mapping[str, str]
     scopes: tuple[str, ...]
     at_most: int | None = None
+    goes_on: bool = False
 
     @property
     def timeout(self) -> int:
@@ -156,7 +158,7 @@ class Door:
             now_asked = masked.at(self._clock.now())
             decide = partial(judge, now_asked)
             write = Write(stream, f"{asked.call}/asked/{attempt}", decide, rows_of(now_asked), lease)
-            committed = await self._store.commit(write)
+            committed = await self._purse.commit(write)
             answer = admission(committed)
             if isinstance(answer, InFlight):
                 begun = await self._begun_before(lease, committed, answer) if committed.repeated else None
@@ -199,11 +201,11 @@ class Door:
             stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
             await asyncio.shield(self._settle(lease, flight, _what_is_known(acting, stopped), began))
             raise
-        return await self._settle(lease, flight, truth, began)
+        return await self._settle(lease, flight, truth, began, goes_on=act.goes_on)
 
     def _begun(self, call: str, act: Act) -> asyncio.Future[Output]:
         permit = Permit(call, self._clock.now() + act.timeout, act.secrets)
-        return asyncio.ensure_future(act.tool.run(act.arguments, permit))
+        return asyncio.create_task(act.tool.run(act.arguments, permit))
 
     async def _truth(self, acting: asyncio.Future[Output], name: str, act: Act) -> Truth:
         """Wait for the tool, and tell what it came to."""
@@ -227,10 +229,12 @@ class Door:
         body = to_body(self._redact(partial)) if partial else None
         return Truth(outcome, body=body, error=self._redact(error)[:ERROR_KEPT])
 
-    async def _settle(self, lease: Lease, flight: InFlight, truth: Truth, began: int) -> Answer:
+    async def _settle(
+        self, lease: Lease, flight: InFlight, truth: Truth, began: int, *, goes_on: bool = False
+    ) -> Answer:
         took = (self._clock.now() - began) // MILLISECOND
         truth = msgspec.structs.replace(truth, duration_ms=took, audited=flight.audited)
-        settled = await self._purse.settle(lease, flight, truth)
+        settled = await self._purse.settle(lease, flight, truth, goes_on=goes_on)
         said = from_body(truth.body or b"")
         return Answer(
             call=flight.id,

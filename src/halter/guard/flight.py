@@ -27,6 +27,17 @@ class StillHeld(msgspec.Struct, frozen=True):
     id: str
 
 
+class RateUsedUp(msgspec.Struct, frozen=True):
+    """The model may be asked again when the minute is over. That is written down; no attempt is spent, nothing is held.
+
+    `waited` counts how often this attempt has waited before: whoever asks again counts one more.
+    """
+
+    id: str
+    until: int
+    waited: int = 0
+
+
 class Halted(Exception):
     """What was in flight was stopped by a halt. It never leaves the doors."""
 

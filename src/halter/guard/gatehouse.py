@@ -27,7 +27,7 @@ from halter.guard.halts import HaltWatch
 from halter.guard.judge import Asked
 from halter.guard.purse import Purse
 from halter.guard.recovery import Doubt, Recovery
-from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request
+from halter.guard.request import ModelDoor, Request, RequestOutcome
 from halter.guard.secrets import Secrets
 from halter.guard.simulation import Paid, Simulated, Simulator
 from halter.guard.voice import StreamMask
@@ -87,7 +87,7 @@ class Gatehouse:
         simulation = "" if attempt else await self._foreseen(lease, standing, prepared)
         if simulation:
             prepared = _shown_with(prepared, simulation)
-        act = self._act(standing, prepared.tool, prepared.arguments, call.at_most)
+        act = self._act(standing, prepared.tool, prepared.arguments, call.at_most, goes_on=call.goes_on)
         answer = await self._door.guarded_tool_call(lease, prepared.asked, act, attempt)
         return answer if isinstance(answer, StillHeld) else msgspec.structs.replace(answer, simulation=simulation)
 
@@ -123,7 +123,7 @@ class Gatehouse:
             for call in calls
         ]
         stream, rows = session_stream(lease.session), [(AuditRow, (call.id,)) for call in calls]
-        await self._store.commit(Write(stream, f"{calls[0].id}/refused", lambda _: drafts, rows, lease))
+        await self.purse.commit(Write(stream, f"{calls[0].id}/refused", lambda _: drafts, rows, lease))
         return [Answer(call.id, outcome, sentence) for call in calls]
 
     async def pause(self, standing: Standing, duration: int) -> bool:
@@ -136,10 +136,10 @@ class Gatehouse:
         return True
 
     async def request(
-        self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0
-    ) -> Answered | RefusedRequest | StillHeld | FailedRequest:
+        self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0, waited: int = 0
+    ) -> RequestOutcome:
         """Take one request through the whole order."""
-        return await self._models.guarded_request(lease, standing, request, model, attempt)
+        return await self._models.guarded_request(lease, standing, request, model, attempt, waited)
 
     async def recover(
         self, lease: Lease, standing: Standing, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]
@@ -202,14 +202,20 @@ class Gatehouse:
         return foreseen.text if isinstance(foreseen, Simulated) else ""
 
     def _act(
-        self, standing: Standing, tool: Tool | None, arguments: Valid | None, at_most: int | None = None
+        self,
+        standing: Standing,
+        tool: Tool | None,
+        arguments: Valid | None,
+        at_most: int | None = None,
+        *,
+        goes_on: bool = False,
     ) -> Act | None:
         """Put together what it takes to run a call: of the secrets those that it refers to, and no others."""
         names = secret_names(arguments.canonical) if arguments else frozenset[str]()
         if tool is None or arguments is None or not names <= standing.secrets:
             return None
         secrets = {name: self._secrets.value(name) for name in names}
-        return Act(tool, arguments, secrets, standing.scopes(), at_most)
+        return Act(tool, arguments, secrets, standing.scopes(), at_most, goes_on)
 
 
 def _shown_with(prepared: Prepared, simulation: str) -> Prepared:

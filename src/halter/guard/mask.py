@@ -7,10 +7,12 @@ What no JSON can carry is replaced on the way, so that what is sent, kept and ha
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, cast
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from halter.core.messages import Message, Part, Prompt, Reply, Text, ToolCall, ToolResult
+from halter.core.ports import Lease
 from halter.core.text import clean
 from halter.core.tools import ToolSpec
 from halter.guard.flight import Redact
@@ -24,15 +26,32 @@ def masked(text: str, redact: Redact) -> str:
     return redact(clean(text))
 
 
-def masked_prompt(prompt: Prompt, redact: Redact) -> Prompt:
-    """Mask everything that a request sends."""
-    return msgspec.structs.replace(
-        prompt,
-        system=_masked_once(prompt.system, redact),
-        messages=tuple(masked_message(message, redact) for message in prompt.messages),
-        tools=_masked_tools(prompt.tools, redact),
-        facts=_masked_facts(prompt.facts, redact) if prompt.facts else prompt.facts,
-    )
+class Masks:
+    """Masks what sessions send, request by request: each begins as the one before it, and only what is new is masked.
+
+    What a session sent last is known for as long as somebody holds its lease.
+    """
+
+    def __init__(self, redact: Redact) -> None:
+        self._redact = redact
+        self._last: WeakKeyDictionary[Lease, tuple[tuple[Message, ...], tuple[Message, ...]]] = WeakKeyDictionary()
+
+    def prompt(self, lease: Lease, prompt: Prompt) -> Prompt:
+        """Mask everything that a request sends."""
+        said, known = self._last.get(lease, ((), ()))
+        if prompt.messages[: len(said)] != said:
+            said, known = (), ()
+        fresh = [masked_message(message, self._redact) for message in prompt.messages[len(said) :]]
+        messages = (*known, *fresh)
+        # The last message ends with what is true only now, so the next request says it otherwise.
+        self._last[lease] = (prompt.messages[:-1], messages[:-1])
+        return msgspec.structs.replace(
+            prompt,
+            system=_masked_once(prompt.system, self._redact),
+            messages=messages,
+            tools=_masked_tools(prompt.tools, self._redact),
+            facts=_masked_facts(prompt.facts, self._redact) if prompt.facts else prompt.facts,
+        )
 
 
 def masked_message(message: Message, redact: Redact) -> Message:

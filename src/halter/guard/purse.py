@@ -139,10 +139,19 @@ def _charge(flight: InFlight, truth: Truth, rows: Rows) -> Charge | None:
 
 def charged(flight: InFlight, truth: Truth) -> tuple[int, int]:
     """Tell the dollars and tokens to charge: what was reported, or what was held where no sane figure was."""
-    most = flight.most()
-    usd = truth.usd if truth.usd is not None and believable(truth.usd) else most.usd
-    tokens = truth.tokens if truth.tokens is not None and believable(truth.tokens) else most.tokens
+    usd = truth.usd if truth.usd is not None and believable(truth.usd) else flight.most().usd
+    tokens = truth.tokens if truth.tokens is not None and believable(truth.tokens) else flight.most().tokens
     return usd, tokens
+
+
+def foregone(flight: InFlight, truth: Truth) -> bool:
+    """Tell whether it is known without a look at the rows what settling comes to: it went well, within its hold."""
+    if truth.outcome != "ok" or truth.happened:
+        return False
+    usd, tokens = charged(flight, truth)
+    if not flight.legs:
+        return not usd
+    return all((usd if leg.unit == "usd" else tokens) <= leg.amount for leg in flight.legs)
 
 
 def _settled(flight: InFlight, truth: Truth, charge: Charge | None) -> AnyEvent:
@@ -232,6 +241,30 @@ class Purse:
         self._clock = clock
         self.patience = patience
         self._waiting: deque[asyncio.Event] = deque()
+        self._put_off: dict[Lease, Write] = {}
+
+    async def commit(self, write: Write) -> Committed:
+        """Commit what a session does next, and just before it, in the same transaction, what was put off."""
+        before = None if write.lease is None else self._put_off.get(write.lease)
+        if before is None or write.lease is None:
+            return await self._store.commit(write)
+        committed = await self._store.commit(msgspec.structs.replace(write, first=before))
+        if self._put_off.get(write.lease) is before:
+            del self._put_off[write.lease]
+        self._let_next_try()
+        return committed
+
+    def put_off(self, lease: Lease, write: Write) -> None:
+        """Leave something to be taken along by what a session, which goes on at once, writes next."""
+        before = self._put_off.get(lease)
+        self._put_off[lease] = write if before is None else msgspec.structs.replace(write, first=before)
+
+    async def settle_up(self, lease: Lease) -> None:
+        """Commit by itself what was put off: nothing follows that could take it along."""
+        before = self._put_off.pop(lease, None)
+        if before is not None:
+            await self._store.commit(before)
+            self._let_next_try()
 
     async def hold(
         self, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
@@ -245,7 +278,7 @@ class Purse:
         look = SHORTEST_LOOK
         while True:
             intent = msgspec.structs.replace(intent, legs=rolled(intent.legs, self._clock.now()))
-            committed = await self._store.commit(self._intending(lease, intent, kept_body, attempt))
+            committed = await self.commit(self._intending(lease, intent, kept_body, attempt))
             answer = _answer(committed)
             if answer is not None:
                 self._let_next_try()
@@ -256,8 +289,12 @@ class Purse:
             await self.until_freed(min(look, left))
             look = min(2 * look, LONGEST_LOOK)
 
-    async def settle(self, lease: Lease, flight: InFlight, truth: Truth) -> Committed:
-        """Commit the outcome with its true cost, and let somebody who waits for money try again."""
+    async def settle(self, lease: Lease, flight: InFlight, truth: Truth, *, goes_on: bool = False) -> Committed:
+        """Commit the outcome with its true cost, and let somebody who waits for money try again.
+
+        Where the session `goes_on` at once and it is sure what this comes to, its next write takes it along: both are
+        durable before anything else acts.
+        """
         if truth.body is not None:
             body, blob = await kept(self._store, truth.body)
             truth = msgspec.structs.replace(truth, body=body, blob=blob)
@@ -271,7 +308,10 @@ class Purse:
             lease,
             tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream)),
         )
-        committed = await self._store.commit(write)
+        if goes_on and foregone(flight, truth):
+            self.put_off(lease, write)
+            return Committed(())
+        committed = await self.commit(write)
         self._let_next_try()
         return committed
 

@@ -17,6 +17,7 @@ from halter.guard.spellings import LONGEST_SPELLING, pieces, spellings
 _OPENING: Final = b"[redacted:"
 _HEAD: Final = 2
 _MEMORY: Final = 1024
+_SHORT: Final = 4096
 _WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
 _REFERENCE: Final = b"${"
 _STOPS: Final = b".:!?"
@@ -80,12 +81,26 @@ class Redactor:
         self._each = [(_shown(name), Regex(pattern)) for name, pattern in self._known]
         self._any = Regex(any_of(pattern for _, pattern in self._known)) if self._known else None
         self._shapes = _shapes()
+        self._innocent: set[str] = set()
 
     def redact(self, text: str) -> str:
         """Return the text with a mark such as `[redacted:github]` in the place of each secret. Never raises."""
+        if text in self._innocent:
+            return text
         data = to_body(text)
         spans = self.spans(data)
-        return hide(data, spans).decode("utf-8", "surrogatepass") if spans else text
+        if spans:
+            return hide(data, spans).decode("utf-8", "surrogatepass")
+        self._remember(text)
+        return text
+
+    def _remember(self, text: str) -> None:
+        """Know a text again in which there is nothing to hide: it is looked at on its way in, and on every way out."""
+        if len(text) > _SHORT:
+            return
+        if len(self._innocent) >= _MEMORY:
+            self._innocent.clear()
+        self._innocent.add(text)
 
     def spans(self, data: bytes) -> list[Span]:
         """Find what is to be hidden, in order, never overlapping, in text encoded by `to_body`."""

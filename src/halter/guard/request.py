@@ -5,6 +5,8 @@
     reply = the model, with a permit and a deadline          no transaction open; a halt cancels it
     settled = one more transaction                           the answer and its true cost
 
+A request that comes too late in a minute for the rate of its model waits for the next one, and whoever asks is told.
+
 Nothing is tried twice here. Each attempt has an id and a hold of its own, and what it came to is a value that says
 whether another attempt makes sense.
 """
@@ -19,22 +21,30 @@ import msgspec
 
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable
-from halter.core.events import CostCapReached, OverrunIncurred, RequestRefused, RequestSettled, RequestStarted
+from halter.core.events import (
+    CostCapReached,
+    GuardrailTriggered,
+    OverrunIncurred,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
+)
 from halter.core.here import stays_here
 from halter.core.ids import StreamId, session_stream
-from halter.core.limits import Spender, accounts
+from halter.core.limits import accounts
 from halter.core.messages import Hear, Model, Prompt, Reply
 from halter.core.money import Charge, believable
 from halter.core.ports import Committed, Lease, Store, Write, kept, said
+from halter.core.rates import paces_of
 from halter.core.text import to_body
 from halter.core.tools import Permit
 from halter.core.usage import PriceTable, Rates, Unpriced, Usage
 from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.anonymize import Anonymized, anonymized
 from halter.guard.ask import Standing
-from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, unless_halted
+from halter.guard.flight import ERROR_KEPT, Halted, RateUsedUp, Redact, StillHeld, outcome_of, unless_halted
 from halter.guard.halts import HaltWatch
-from halter.guard.mask import masked, masked_prompt, masked_reply
+from halter.guard.mask import Masks, masked, masked_reply
 from halter.guard.purse import LONGEST_LOOK, Purse, Truth, charged
 from halter.guard.rehydrate import rehydrated_reply
 from halter.guard.voice import HeldBack, Listen, Rehydrated, StreamMask, Voice
@@ -54,7 +64,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `record` is what the journal keeps of it, where the rest of the prompt stands there already. `input_tokens` bounds
     what is sent, where that is known better than by its length. `listen` is told the answer as it comes; one that
     `discards` takes back what an earlier attempt said. With a `nonce`, the answer may hold calls that are written as
-    text.
+    text. If whoever asks `goes_on` with the session at once, and tells nobody before, what the request came to may be
+    written down with what follows.
     """
 
     id: str
@@ -67,6 +78,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     listen: Listen | None = None
     discards: bool = False
     nonce: str = ""
+    goes_on: bool = False
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -101,7 +113,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
     tokens: int = 0
 
 
-RequestOutcome = Answered | RefusedRequest | StillHeld | FailedRequest
+RequestOutcome = Answered | RefusedRequest | StillHeld | RateUsedUp | FailedRequest
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -120,6 +132,7 @@ class _Flying(msgspec.Struct, frozen=True):
     began: int
     values: Mapping[str, str]
     nonce: str
+    goes_on: bool
 
 
 class ModelDoor:
@@ -142,20 +155,22 @@ class ModelDoor:
         self._prices = prices
         self._stream_mask = stream_mask or partial(HeldBack, redact)
         self._redact = redact
+        self._masks = Masks(redact)
         self._patience = purse.patience
         self._halts = halts or HaltWatch(store, clock)
 
     async def guarded_request(
-        self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0
+        self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0, waited: int = 0
     ) -> RequestOutcome:
         """Let a request through, or refuse it; whatever happens is in the journal when this returns."""
-        prompt = masked_prompt(request.prompt, self._redact)
+        prompt = self._masks.prompt(lease, request.prompt)
         hidden = hiding(standing, prompt, model)
         asking = await self._asking(standing, request, prompt, hidden, model, attempt)
-        admitted = await self._admit(lease, asking)
+        admitted = await self._admit(lease, asking, waited)
         if not isinstance(admitted, Admitted):
             return admitted
-        flying = _Flying(lease, admitted, asking.rates, self._clock.now(), hidden.values, request.nonce)
+        began, goes_on = self._clock.now(), request.goes_on
+        flying = _Flying(lease, admitted, asking.rates, began, hidden.values, request.nonce, goes_on)
         sent = msgspec.structs.replace(hidden.prompt, max_output_tokens=admitted.max_output_tokens)
         permit = Permit(admitted.flight.id, flying.began + request.timeout, _NO_SECRETS)
         return await self._spoken(flying, request, lambda hear: model.ask(sent, permit, hear), asking.scopes)
@@ -169,12 +184,12 @@ class ModelDoor:
     ) -> Answered | FailedRequest:
         """Wait for the answer, and let whoever listens have its words as they come; they are always told its end."""
         if request.listen is None:
-            return await self._answer(flying, asyncio.ensure_future(ask(None)), scopes, request.timeout)
+            return await self._answer(flying, asyncio.create_task(ask(None)), scopes, request.timeout)
         mask = Rehydrated(self._stream_mask(), flying.values) if flying.values else self._stream_mask()
         voice = Voice(flying.admitted.flight.id, request.listen, mask, discards=request.discards)
         whole = False
         try:
-            answer = await self._answer(flying, asyncio.ensure_future(ask(voice.hear)), scopes, request.timeout)
+            answer = await self._answer(flying, asyncio.create_task(ask(voice.hear)), scopes, request.timeout)
             whole = isinstance(answer, Answered)
             return answer
         finally:
@@ -191,7 +206,7 @@ class ModelDoor:
             request=f"{request.id}/{attempt}",
             model=str(model.name),
             purpose=request.purpose,
-            spender=Spender(standing.session, standing.agent, standing.trigger),
+            spender=standing.spender(),
             caps=standing.caps(),
             now=self._clock.now(),
             rates=self._prices.find(model.name, model.base_url),
@@ -206,17 +221,28 @@ class ModelDoor:
             body=body,
             blob=blob,
             anonymized=hidden.counts,
+            paces=paces_of(standing.rates, str(model.name)),
         )
 
-    async def _admit(self, lease: Lease, asking: Asking) -> Admitted | RequestOutcome:
-        """Decide in one short transaction, again and again while other holds are in the way."""
+    async def _admit(self, lease: Lease, asking: Asking, waited: int) -> Admitted | RequestOutcome:
+        """Decide in one short transaction, again and again while other holds are in the way.
+
+        Each wait for a rate leads to a decision of its own, and is read over again by whoever goes on after a crash.
+        """
         stream = session_stream(lease.session)
         deadline = self._clock.now() + (0 if asking.optional else self._patience)
         while True:
             now_asking = asking.at(self._clock.now())
-            write = Write(stream, f"{asking.request}/asked", partial(weigh, now_asking), rows_of(now_asking), lease)
-            committed = await self._store.commit(write)
+            key = f"{asking.request}/asked" + (f"/{waited}" if waited else "")
+            write = Write(stream, key, partial(weigh, now_asking), rows_of(now_asking), lease)
+            committed = await self._purse.commit(write)
             answer = admission(committed)
+            if isinstance(answer, GuardrailTriggered):
+                until = answer.until or 0
+                if not committed.repeated or until > self._clock.now():
+                    return RateUsedUp(asking.request, until, waited)
+                waited += 1
+                continue
             if isinstance(answer, Admitted):
                 before = await self._settled_before(stream, answer, committed, lease) if committed.repeated else None
                 return before or _with_accounts(answer, now_asking)
@@ -263,7 +289,7 @@ class ModelDoor:
     async def _answered(self, flying: _Flying, reply: Reply) -> Answered:
         truth = _cost(flying, reply.usage, Truth("ok", body=msgspec.json.encode(reply)))
         flight = flying.admitted.flight
-        settled = await self._purse.settle(flying.lease, flight, truth)
+        settled = await self._purse.settle(flying.lease, flight, truth, goes_on=flying.goes_on)
         overrun = any(isinstance(stored.event, OverrunIncurred) for stored in settled.events)
         usd, tokens = charged(flight, truth)
         return Answered(flight.id, reply, usd, flying.admitted.max_output_tokens, overrun, tokens)
@@ -361,7 +387,7 @@ def told(settled: RequestSettled, body: bytes, max_output_tokens: int) -> Answer
     return FailedRequest(settled.request, settled.outcome, error, cost, may_retry, settled.retry_after, tokens)
 
 
-def admission(committed: Committed) -> Admitted | RefusedRequest | None:
+def admission(committed: Committed) -> Admitted | RefusedRequest | GuardrailTriggered | None:
     """Read the decision off what was written; nothing written means that other holds must settle first."""
     cap: CostCapReached | None = None
     for stored in committed.events:
@@ -370,6 +396,8 @@ def admission(committed: Committed) -> Admitted | RefusedRequest | None:
                 return Admitted(request_in_flight(started, stored), started.max_output_tokens)
             case CostCapReached() as reached:
                 cap = reached
+            case GuardrailTriggered() as waits:
+                return waits
             case RequestRefused() as refused:
                 return RefusedRequest(refused.request, refused.outcome, refused.sentence, cap)
             case _:

@@ -15,10 +15,10 @@ from halter.core.ports import Lease
 from halter.core.text import from_body
 from halter.core.tools import ToolSpec
 from halter.guard.ask import Prepared, Standing
-from halter.guard.flight import StillHeld
+from halter.guard.flight import RateUsedUp, StillHeld
 from halter.guard.judge import Asked
 from halter.guard.levels import simulated
-from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request
+from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request, RequestOutcome
 
 LABEL: Final = "[ANTICIPATORY SIMULATION]"
 KEPT: Final = 5 * MINUTE
@@ -118,17 +118,17 @@ def _request(asked: Asked, spec: ToolSpec, situation: str) -> Request:
     return Request(id=f"{asked.call}/simulation", prompt=prompt, purpose="simulation", timeout=TIMEOUT, optional=True)
 
 
-def _with(paid: Paid, answer: Answered | RefusedRequest | StillHeld | FailedRequest) -> Paid:
+def _with(paid: Paid, answer: RequestOutcome) -> Paid:
     match answer:
         case Answered(cost_usd=usd, tokens=tokens, overrun=overrun):
             return Paid(paid.usd + usd, paid.tokens + tokens, paid.overrun or overrun)
         case FailedRequest(cost_usd=usd, tokens=tokens):
             return Paid(paid.usd + usd, paid.tokens + tokens, paid.overrun)
-        case RefusedRequest() | StillHeld():
+        case RefusedRequest() | StillHeld() | RateUsedUp():
             return paid
 
 
-def _read(answer: Answered | RefusedRequest | StillHeld | FailedRequest) -> Simulated | NotSimulated:
+def _read(answer: RequestOutcome) -> Simulated | NotSimulated:
     match answer:
         case Answered(reply=reply) if reply.text.strip() and reply.stop != "refused":
             return Simulated(f"{LABEL} {reply.text.strip()}")
@@ -138,3 +138,5 @@ def _read(answer: Answered | RefusedRequest | StillHeld | FailedRequest) -> Simu
             return NotSimulated(reason)
         case StillHeld():
             return NotSimulated("The money for it is held by others.")
+        case RateUsedUp():
+            return NotSimulated("Its model is asked too much already.")

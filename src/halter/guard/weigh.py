@@ -1,21 +1,24 @@
 """The one decision about a request to a model, as a pure function of what is asked and of locked rows.
 
-The order is that of a call: R5 halt, R6 the model may be asked and its price is known, R4 the hold. How much money is
-left is known only under the lock, so the bound is worked out here: what is checked is what is held. What it returns is
-what is written: the intent with its hold, the refusal, or nothing where other holds must settle first.
+The order is that of a call: R5 halt, R6 the model may be asked and its price is known, R4 the hold; then the rate of
+the model. How much money is left is known only under the lock, so the bound is worked out here: what is checked is what
+is held. What it returns is what is written: the intent with its hold, the refusal, the word that it waits for the next
+minute, or nothing where other holds must settle first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import msgspec
 
-from halter.core.events import CostCapReached, RequestRefused, RequestStarted
+from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestStarted
 from halter.core.ids import Digest
 from halter.core.limits import Caps, Spender, legs, outdated
 from halter.core.money import BudgetRow, CapReached, Leg, MustWait, Reserved, Unit, reserve
 from halter.core.ports import Draft, Rows
-from halter.core.project import rows_of_hold
+from halter.core.project import budget_row, rows_of_hold
+from halter.core.rates import Paces, RateReached, rate_legs, within_rates
 from halter.core.row import RowKey
 from halter.core.rows import HaltRow
 from halter.core.usage import Rates, Unpriced
@@ -23,11 +26,15 @@ from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.estimate import Estimate, TooDear, estimate
 from halter.guard.judge import NOTHING_KEPT, Kept, budget_for, cap_sentence, halted, uncapped
 
+RATE: Final = "model_rate"
+"""The guardrail by which a request waits for the next minute."""
+
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one attempt of a request that can be known before any row is locked.
 
-    One that is `optional` can be done without: its refusal is recorded, but no session ends for it.
+    One that is `optional` can be done without: its refusal is recorded, but no session ends for it. `paces` are the
+    rates that its model is asked under.
     """
 
     request: str
@@ -48,6 +55,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes | None = None
     blob: Digest | None = None
     anonymized: Mapping[str, int] = {}
+    paces: Paces = ()
 
     def at(self, now: int) -> "Asking":
         """Ask the same at a later moment: windows have moved on."""
@@ -69,7 +77,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
 def rows_of(asking: Asking) -> list[RowKey]:
     """Name every row that the decision looks at or changes."""
     halts: list[RowKey] = [(HaltRow, (scope,)) for scope in asking.scopes]
-    return [*halts, *rows_of_hold(asking.request, asking.everywhere())]
+    return [*halts, *rows_of_hold(asking.request, (*asking.everywhere(), *rate_legs(asking.paces, asking.now, 1)))]
 
 
 def weigh(asking: Asking, rows: Rows) -> Sequence[Draft]:
@@ -93,9 +101,24 @@ def weigh(asking: Asking, rows: Rows) -> Sequence[Draft]:
         verdict = _reserve(asking, uncapped(asking.legs(fitting.usd, fitting.tokens)), rows)
     match verdict:
         case Reserved():
-            return [Draft(_intent(asking, verdict, fitting, waived), asking.body, asking.blob)]
+            return _at_its_rate(asking, _intent(asking, verdict, fitting, waived), fitting.tokens, rows)
         case CapReached():
             return _cap_reached(asking, verdict)
+        case MustWait():
+            return []
+
+
+def _at_its_rate(asking: Asking, intent: RequestStarted, tokens: int, rows: Rows) -> Sequence[Draft]:
+    """Let a request through that fits this minute, by the store's clock; any other waits and holds nothing."""
+    verdict = within_rates(rate_legs(asking.paces, rows.now, tokens), partial(budget_row, rows))
+    match verdict:
+        case Reserved(legs=more):
+            held = msgspec.structs.replace(intent, legs=(*intent.legs, *more)) if more else intent
+            return [Draft(held, asking.body, asking.blob)]
+        case RateReached() if asking.optional:
+            return [_refusal(asking, "rate_limited", verdict.sentence)]
+        case RateReached():
+            return [Draft(GuardrailTriggered(guardrail=RATE, sentence=verdict.sentence, until=verdict.until))]
         case MustWait():
             return []
 
@@ -110,8 +133,8 @@ def _refusals(asking: Asking, rows: Rows) -> Iterable[tuple[Outcome, str]]:
 
 def _left(asking: Asking, rows: Rows, unit: Unit) -> int | None:
     """Tell the least that any cap leaves unspent, or None where no cap binds."""
-    unspent = (_unspent(leg, budget_for(rows, asking.kept, leg)) for leg in asking.everywhere() if leg.unit == unit)
-    return min((amount for amount in unspent if amount is not None), default=None)
+    unspent = [_unspent(leg, budget_for(rows, asking.kept, leg)) for leg in asking.everywhere() if leg.unit == unit]
+    return min([amount for amount in unspent if amount is not None], default=None)
 
 
 def _unspent(leg: Leg, budget: BudgetRow) -> int | None:

@@ -4,7 +4,7 @@ The stores differ only in how they load, lock and save rows.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -21,15 +21,16 @@ from halter.core.rows import SessionRow, StreamRow
 from halter.journal.chain import SALT_BYTES, START, body_digest, link
 
 NO_BODY: Final = b""
+_TIMED: Final = (StreamRow, BudgetRow)
 
 
 class WorkingSet:
     """The locked rows of one transaction, as its writes change them one after the other."""
 
     def __init__(self, loaded: Mapping[RowKey, Row | None], now: int) -> None:
-        self._rows = dict(loaded)
+        self._rows: dict[RowKey, Any] = dict(loaded)
         self._loaded = loaded
-        self.now = max(now, max(_times(loaded.values()), default=0))
+        self.now = _not_before(loaded.values(), now)
         self.events: list[Stored] = []
         self.erasures: list[Erase] = []
         self._touched: dict[RowKey, None] = {}
@@ -38,7 +39,7 @@ class WorkingSet:
     def get(self, kind: type[R], *key: Any) -> R | None:
         """Return a declared row."""
         try:
-            return cast("R | None", self._rows[kind, key])
+            return self._rows[kind, key]
         except KeyError:
             message = f"A write looked at {kind.TABLE} {key}, which it did not declare; add it to `reads` or `others`."
             raise UndeclaredRow(message) from None
@@ -75,13 +76,10 @@ class WorkingSet:
         return changes
 
 
-def _times(rows: Iterable[Row | None]) -> Iterable[int]:
-    """Yield the times that a new event must not precede, so that a clock set back cannot reorder anything."""
-    for row in rows:
-        if isinstance(row, StreamRow):
-            yield row.at
-        elif isinstance(row, BudgetRow):
-            yield row.cap_at
+def _not_before(rows: Iterable[Row | None], now: int) -> int:
+    """Tell the time of a new event: none that it must not precede, so that a clock set back cannot reorder anything."""
+    times = [row.at if isinstance(row, StreamRow) else row.cap_at for row in rows if isinstance(row, _TIMED)]
+    return max(now, *times) if times else now
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -123,7 +121,7 @@ def apply(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Commi
     if write.lease is None:
         for draft in drafts:
             _leave_to_newer(draft.stream or write.stream, rows)
-    return Committed(tuple(append(draft, write, rows, salt) for draft in drafts))
+    return Committed(tuple([append(draft, write, rows, salt) for draft in drafts]))
 
 
 def fence(lease: Lease, rows: WorkingSet) -> None:

@@ -203,25 +203,42 @@ def run(
 
 
 def _together(engine: Engine, writes: Sequence[Write], apply: Applier, salt: Callable[[int], bytes]) -> list[Answer]:
-    loaded = engine.load(declared(writes))
-    earlier = dict(engine.committed([write.key for write in writes]))
+    every = [each for write in writes for each in in_order(write)]
+    loaded = engine.load(declared(every))
+    earlier = dict(engine.committed([write.key for write in every]))
     rows = WorkingSet(loaded, engine.now())
-    answers: list[Answer] = []
-    for write in writes:
-        known = own(write, earlier.get(write.key, ()))
-        try:
-            answer = _repeated(write, known, rows) if known else apply(write, rows, salt)
-        except LeaseLost as lost:
-            answers.append(lost)
-            continue
-        if not answer.repeated:
-            earlier[write.key] = (*earlier.get(write.key, ()), *answer.events)
-        answers.append(answer)
+    answers = [_answer(write, earlier, rows, apply, salt) for write in writes]
     changes = rows.changes()
     if changes.events:
         engine.save(changes)
     engine.commit()
     return answers
+
+
+def in_order(write: Write) -> Sequence[Write]:
+    """List a write and those that go before it, the first one first."""
+    return (write,) if write.first is None else (*in_order(write.first), write)
+
+
+def _answer(
+    write: Write,
+    earlier: dict[str, tuple[Stored, ...]],
+    rows: WorkingSet,
+    apply: Applier,
+    salt: Callable[[int], bytes],
+) -> Answer:
+    """Do one write, after the one that goes before it; where that is refused, so is this one."""
+    first = None if write.first is None else _answer(write.first, earlier, rows, apply, salt)
+    if isinstance(first, LeaseLost):
+        return first
+    known = own(write, earlier.get(write.key, ()))
+    try:
+        answer = _repeated(write, known, rows) if known else apply(write, rows, salt)
+    except LeaseLost as lost:
+        return lost
+    if not answer.repeated:
+        earlier[write.key] = (*earlier.get(write.key, ()), *answer.events)
+    return answer if first is None else Committed(answer.events, answer.repeated, first)
 
 
 def own(write: Write, known: tuple[Stored, ...]) -> tuple[Stored, ...]:

@@ -101,7 +101,7 @@ class MemoryEngine:
 
     def _apply(self, changes: Changes) -> None:
         for row in (*changes.inserts, *changes.updates):
-            self._put(row)
+            self._place(row)
         for key in changes.deletes:
             del self._rows[key]
             self._tables.get(key[0], {}).pop(key, None)
@@ -116,12 +116,15 @@ class MemoryEngine:
             self._erase(erase.stream, erase.through)
 
     def _put(self, row: Row) -> None:
-        key = row.key()
         with self._mirroring:
-            self._rows[key] = row
-            self._unmirrored.rows[key] = None
-        if isinstance(row, SessionRow):
-            self._sessions[row.session] = key
+            self._place(row)
+
+    def _place(self, row: Row) -> None:
+        key = row.key()
+        self._rows[key] = row
+        self._unmirrored.rows[key] = None
+        if key[0] is SessionRow:
+            self._sessions[key[1][0]] = key
         elif key[0] in self._tables:
             self._tables[key[0]][key] = None
 

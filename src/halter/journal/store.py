@@ -1,7 +1,7 @@
 """The store that every layer above sees: one writer that commits what waits together."""
 
 import asyncio
-import secrets
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -81,7 +81,7 @@ class JournalStore:
         engine: Engine,
         *,
         inline: bool = False,
-        salt: Callable[[int], bytes] = secrets.token_bytes,
+        salt: Callable[[int], bytes] = os.urandom,
         applier: Applier = apply,
         observers: Sequence[Observer] = (),
     ) -> None:
@@ -109,8 +109,7 @@ class JournalStore:
 
     async def commit(self, write: Write) -> Committed:
         """Do all of the write or nothing; it is durable when this returns."""
-        if clean(write.key) != write.key:
-            write = Write(write.stream, clean(write.key), write.decide, write.reads, write.lease, write.others)
+        write = _with_clean_keys(write)
         if self._inline:
             return self._told(self._run([write])[0])
         answer: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
@@ -275,12 +274,7 @@ class JournalStore:
             answers = run(self._engine, writes, self._applier, self._salt, wait=wait)
         finally:
             self._writing_now.release()
-        fresh = [
-            event
-            for answer in answers
-            if isinstance(answer, Committed) and not answer.repeated
-            for event in answer.events
-        ]
+        fresh = [event for answer in answers if isinstance(answer, Committed) for event in answer.fresh()]
         if fresh:
             for observer in self._observers:
                 observer.saw(fresh)
@@ -353,8 +347,8 @@ class JournalStore:
     def _told(self, answer: Answer) -> Committed:
         if isinstance(answer, LeaseLost):
             raise answer
-        if self._followers and not answer.repeated:
-            self._hint([Change(event.stream, event.seq) for event in answer.events])
+        if self._followers:
+            self._hint([Change(event.stream, event.seq) for event in answer.fresh()])
         return answer
 
     def _hint(self, changes: Sequence[Change]) -> None:
@@ -381,3 +375,10 @@ class JournalStore:
 
     async def _reading(self, job: Callable[[], T]) -> T:
         return job() if self._inline else await asyncio.get_running_loop().run_in_executor(self._reader, job)
+
+
+def _with_clean_keys(write: Write) -> Write:
+    """Make the key of a write, and of what goes before it, fit for a store."""
+    key = clean(write.key)
+    first = None if write.first is None else _with_clean_keys(write.first)
+    return write if key == write.key and first is write.first else msgspec.structs.replace(write, key=key, first=first)

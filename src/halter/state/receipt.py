@@ -6,7 +6,7 @@ that, a receipt tells of an answer only what the session made of it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -127,11 +127,10 @@ class Receipt(msgspec.Struct, frozen=True):
 def receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Receipt:
     """Make the receipt of a session from its own stream, and from its inbox where that is at hand."""
     events = tuple(events)
-    made = Receipt(**msgspec.structs.asdict(left(events)))
+    made = _head(Receipt(**msgspec.structs.asdict(left(events))), events)
     calls: dict[str, Line] = {}
     requests: dict[str, Line] = {}
     for stored in events:
-        made = _head(made, stored)
         match stored.event:
             case CallStarted() as call:
                 calls[call.call] = _call(call, stored.at)
@@ -149,8 +148,12 @@ def receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Receipt:
     return _answered(_summed(made, tuple(calls.values()), tuple(requests.values())), inbox)
 
 
-def _head(made: Receipt, stored: Stored) -> Receipt:
-    return msgspec.structs.replace(made, events=stored.seq, erased=made.erased + stored.erased, hash=stored.hash.hex())
+def _head(made: Receipt, events: Sequence[Stored]) -> Receipt:
+    """Say which events it is made from."""
+    if not events:
+        return made
+    last, erased = events[-1], sum(stored.erased for stored in events)
+    return msgspec.structs.replace(made, events=last.seq, erased=erased, hash=last.hash.hex())
 
 
 def _call(event: CallStarted, at: int) -> Line:
@@ -211,7 +214,7 @@ def _summed(made: Receipt, calls: tuple[Line, ...], requests: tuple[Line, ...]) 
         held_usd=sum(line.held_usd for line in lines),
         spent=dict(spent),
         anonymized=dict(sorted(hidden.items())),
-        passed={brake: sum(_passed(line, brake) for line in lines) for brake in BRAKES} if lines else {},
+        passed=_passed(lines),
         rules=tuple(dict.fromkeys(rule for rule in by_rule if rule)),
         in_doubt=tuple(line.id for line in lines if line.outcome is None),
         unknown_calls=tuple(line.id for line in lines if line.outcome == "unknown"),
@@ -230,9 +233,10 @@ def brake_of(outcome: Outcome) -> BrakeName:
             return "grants"
 
 
-def _passed(line: Line, brake: BrakeName) -> bool:
-    """Tell whether a brake let something through by itself, not only because it was told to watch."""
-    return brake not in map(brake_of, line.observed)
+def _passed(lines: Sequence[Line]) -> dict[BrakeName, int]:
+    """Count what each brake let through by itself, not only because it was told to watch."""
+    watched = Counter(brake for line in lines if line.observed for brake in set(map(brake_of, line.observed)))
+    return {brake: len(lines) - watched[brake] for brake in BRAKES} if lines else {}
 
 
 def _other(made: Receipt, stored: Stored) -> Receipt:

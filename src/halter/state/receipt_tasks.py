@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import msgspec
 
 from halter.core.events import (
+    CallSettled,
+    CallStarted,
     ContextGiven,
     DocumentRead,
     FindingEmitted,
@@ -16,6 +18,8 @@ from halter.core.events import (
     NotificationQueued,
     PhaseEntered,
     PrecedentProposed,
+    RequestSettled,
+    RequestStarted,
     SessionEnded,
     SessionResumed,
 )
@@ -88,13 +92,14 @@ class NotificationLine(msgspec.Struct, frozen=True):
 
 
 class GuardrailLine(msgspec.Struct, frozen=True):
-    """One time that a mechanical rule held the session back."""
+    """One time that a mechanical rule held the session back; or several, where it did nothing but wait for a rate."""
 
     guardrail: Guardrail
     at: int
     sentence: str
     turn: int = 0
     until: int | None = None
+    times: int = 1
 
 
 class RouteLine(msgspec.Struct, frozen=True):
@@ -142,6 +147,9 @@ class _Leavings:
         """Take in an event, if it is about any of this."""
         at = stored.at
         match stored.event:
+            case CallStarted() | CallSettled() | RequestStarted() | RequestSettled():
+                # Most events are about none of it.
+                pass
             case PhaseEntered() as entered:
                 self._leave(at)
                 self._phases.append(PhaseLine(entered.phase, entered.number, at))
@@ -163,7 +171,7 @@ class _Leavings:
             case NotificationQueued() as told:
                 self._notifications.append(NotificationLine(told.notification, told.channel, told.about, at))
             case GuardrailTriggered() as held:
-                self._guardrails.append(GuardrailLine(held.guardrail, at, held.sentence, held.turn, held.until))
+                self._hold_back(GuardrailLine(held.guardrail, at, held.sentence, held.turn, held.until))
             case MessageRouted() as routed:
                 self._routes.append(RouteLine(routed.route, routed.strategy, routed.why, at))
             case _:
@@ -173,6 +181,14 @@ class _Leavings:
         """Be done with the phase that is open; or go on in the last one."""
         if self._phases:
             self._phases[-1] = msgspec.structs.replace(self._phases[-1], left_at=at)
+
+    def _hold_back(self, line: GuardrailLine) -> None:
+        """Keep a line. Whoever waits for the rate of a model may do so every minute of a night: that is told once."""
+        last = self._guardrails[-1] if self._guardrails else None
+        if last is not None and line.guardrail == "model_rate" and _rate(last) == _rate(line):
+            self._guardrails[-1] = msgspec.structs.replace(line, at=last.at, times=last.times + 1)
+        else:
+            self._guardrails.append(line)
 
     def _read(self, event: DocumentRead, at: int) -> None:
         key = (event.document, event.name, event.collection)
@@ -211,6 +227,11 @@ class _Leavings:
             guardrails=tuple(self._guardrails),
             routes=tuple(self._routes),
         )
+
+
+def _rate(line: GuardrailLine) -> tuple[str, str]:
+    """Tell which rate was waited for: its sentence names it before the time."""
+    return line.guardrail, line.sentence.partition(" until ")[0]
 
 
 def left(events: Iterable[Stored]) -> Left:

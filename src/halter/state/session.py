@@ -1,7 +1,7 @@
 """A session is its events: this is what they fold into."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -53,6 +53,8 @@ from halter.core.ports import Stored
 from halter.core.tools import Effect
 from halter.core.vocabulary import ENDS, Purpose, SessionKind, State
 
+_NOTHING: Final = Charge()
+
 
 class InFlight(msgspec.Struct, frozen=True):
     """An intent without its outcome: after a crash it is in doubt.
@@ -80,6 +82,8 @@ class InFlight(msgspec.Struct, frozen=True):
 
     def most(self) -> Charge:
         """Tell the charge of something unanswerable: all that was held for it."""
+        if not self.legs:
+            return _NOTHING
         return Charge(
             usd=max((leg.amount for leg in self.legs if leg.unit == "usd"), default=0),
             tokens=max((leg.amount for leg in self.legs if leg.unit == "tokens"), default=0),

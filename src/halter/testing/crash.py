@@ -68,14 +68,13 @@ class CrashingStore(Relay):
             self.die()
             self._refuse_if_dead()
         committed = await self._store.commit(write)
-        if not committed.repeated:
-            self.written.extend(committed.events)
+        self.written.extend(committed.fresh())
         if planned == "after":
             self.die()
         await self.way()
         if planned == "answer_lost":
             raise StoreUnavailable("The answer of the store was lost, as planned: repeat the write with the same key.")
-        self.acknowledged.extend(committed.events)
+        self.acknowledged.extend(committed.all())
         return committed
 
     async def changes(self) -> AsyncGenerator[Change]:

@@ -11,6 +11,7 @@ from halter.core.tools import Failed, Invalid, Permit, Valid, secret_names, with
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 _TOLD: Final = 5
 """How many mistakes a model is told at once."""
 
@@ -37,8 +38,11 @@ class Arguments:
     """The arguments of one function."""
 
     def __init__(self, tool: str, function: Callable[..., Any]) -> None:
+        from pydantic import ValidationError
+
         annotations = _annotations(tool, function)
         self._tool = tool
+        self._mistaken = ValidationError
         self._keys = tuple(name for name, annotation in annotations.items() if annotation is CallKey)
         self.deps = tuple(name for name, annotation in annotations.items() if _is_given(annotation))
         others = (*self._keys, *self.deps)
@@ -53,8 +57,6 @@ class Arguments:
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         """Check what a model wrote. Canonical are the arguments with their defaults, in one order of keys."""
-        from pydantic import ValidationError
-
         try:
             values = self._adapter.validate_json(arguments.strip() or b"{}")
             canonical = canonical_json(self._adapter.dump_python(values, mode="json"))
@@ -62,7 +64,7 @@ class Arguments:
             if b"null" in canonical and self._adapter.validate_json(canonical) != values:
                 return Invalid(f"The arguments of {self._tool} hold a number that is infinite or none at all.")
             return Valid(values, canonical)
-        except ValidationError as error:
+        except self._mistaken as error:
             return Invalid(f"The arguments of {self._tool} do not fit. {_mistakes(error)}")
         except (ValueError, TypeError, RecursionError) as error:
             return Invalid(f"The arguments of {self._tool} cannot be written as JSON: {error}.")
@@ -95,7 +97,7 @@ def _is_given(annotation: Any) -> bool:
 
 def canonical_json(value: Any) -> bytes:
     """Write JSON in the one form that equal values share."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _CANONICAL(value).encode()
 
 
 def _annotations(tool: str, function: Callable[..., Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ They only look or record, so they are free, and safe to repeat.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -41,8 +41,6 @@ class Verb:
         level: Level = "SAFE",
         timeout: int = TIMEOUT,
     ) -> None:
-        (described,), components = msgspec.json.schema_components([takes], ref_template="{name}")
-        flat = components[described["$ref"]]
         self._takes: type[Any] = takes
         self._act: Callable[[Any, str], Awaitable[str | Output]] = act
         self._flaw: Callable[[Any], str] = flaw
@@ -50,7 +48,7 @@ class Verb:
             ToolSpec(
                 name=name,
                 description=description,
-                schema=msgspec.json.encode(flat),
+                schema=_schema(takes),
                 level=level,
                 effect="read",
                 idempotent=True,
@@ -84,6 +82,13 @@ class Verb:
     async def check(self, arguments: Valid, permit: Permit) -> Happened:
         """Nothing outside is changed, so nobody has to know."""
         return "unknown"
+
+
+@cache
+def _schema(takes: type[msgspec.Struct]) -> bytes:
+    """Write down what a struct looks like: once, since every session makes its verbs anew."""
+    (described,), components = msgspec.json.schema_components([takes], ref_template="{name}")
+    return msgspec.json.encode(components[described["$ref"]])
 
 
 class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from halter.core.clock import DAY
 from halter.core.errors import NotDone
 from halter.core.events import AnyEvent, Unknown
 from halter.core.ids import StreamId, session_of
-from halter.core.money import DOLLAR, Account, BudgetRow, dollars, shown
+from halter.core.money import DOLLAR, MINUTELY, Account, BudgetRow, dollars, shown
 from halter.core.ports import Query
 from halter.core.rows import HoldRow, SessionRow
 from halter.core.windows import window_at, window_end
@@ -50,9 +50,9 @@ async def budgets(desk: Desk, *, everything: bool = False) -> Budgets:
 
 
 def is_current(row: BudgetRow, now: int) -> bool:
-    """Tell whether a window is not over yet, or still holds something."""
-    end = window_end(row.window)
-    return row.held > 0 or end is None or end > now
+    """Tell whether a window is not over yet, or still holds something. A minute that is over holds nobody back."""
+    end = row.ends_at
+    return end is None or end > now or (row.held > 0 and row.window != MINUTELY)
 
 
 async def change_cap(
@@ -136,7 +136,10 @@ def amount_of(text: str) -> int | None:
 def _refuse_no_window(window: str) -> None:
     try:
         window_end(readable(window, "a window"))
+        known = not window.startswith(MINUTELY)
     except (LookupError, OSError, OverflowError, ValueError):
+        known = False
+    if not known:
         wrong(f"{window!r} is no window: write it like day/2026-11-15, hour/2026-11-15T09 or month/2026-11.")
 
 

@@ -163,7 +163,10 @@ def _brakes(brakes: Sequence[Brake]) -> Listing:
 
 
 def _guardrails(made: Receipt) -> Listing:
-    rows = [[written(one.at), one.guardrail, one.sentence] for one in made.guardrails]
+    rows = [
+        [written(one.at), one.guardrail + (f" × {one.times}" if one.times > 1 else ""), one.sentence]
+        for one in made.guardrails
+    ]
     return Listing("Held back by a guardrail", ["when", "guardrail", "why"], rows, long="why")
 
 

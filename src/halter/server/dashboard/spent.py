@@ -21,7 +21,7 @@ async def current(room: Room) -> Sequence[BudgetRow]:
 
 def amount(row: BudgetRow, number: int) -> str:
     """Write an amount in the unit that a budget is kept in."""
-    return shown(number) if row.unit == "usd" else f"{number:,} tokens"
+    return shown(number) if row.unit == "usd" else f"{number:,} {row.unit}"
 
 
 def cap_of(row: BudgetRow) -> str:

@@ -178,9 +178,9 @@ DELETE FROM blobs WHERE put_at < :before AND digest NOT IN (SELECT definition FR
 DELETE FROM snapshots WHERE session = :session;
 
 -- name: put
--- A blob, once; that it was put again is noted.
+-- A blob, once; that it was put again is noted by the hour, so that most often nothing has to be written.
 INSERT INTO blobs (digest, data, put_at) VALUES (:digest, :data, :at)
-ON CONFLICT (digest) DO UPDATE SET put_at = MAX(put_at, excluded.put_at);
+ON CONFLICT (digest) DO UPDATE SET put_at = excluded.put_at WHERE excluded.put_at >= blobs.put_at + 3600000000;
 
 -- name: has_blob
 -- Whether a blob is there.

@@ -1,0 +1,53 @@
+"""A crash at any commit of a session that waits for the rate of its model: nothing is lost, and no minute has more."""
+
+from collections import Counter
+
+import msgspec
+
+from halter.core.clock import MINUTE
+from halter.core.events import RequestStarted
+from halter.core.messages import Prompt, Reply
+from halter.core.rates import Rate
+from halter.guard.ask import Standing
+from halter.journal.verify import verify
+from halter.testing.world import World
+from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, everywhere, judged, last, reply, truly_sent
+from tests.story.loops import Story, calls, says
+
+SLOWLY = {"scripted:script": Rate(requests=1), "scripted:*": Rate(tokens=100_000)}
+
+
+class Slow(Story):
+    """A session whose model may be asked once in a minute."""
+
+    def standing(self) -> Standing:
+        return msgspec.structs.replace(super().standing(), rates=SLOWLY)
+
+
+def clerk(prompt: Prompt, _: int) -> Reply:
+    told = last(prompt)
+    if "result:send" in told:
+        return reply(says("Done."))
+    return reply(calls(("send", {"text": "1"})) if "result:look" in told else calls(("look", {"at": "a"})))
+
+
+@EVERY
+def test_whoever_waits_for_a_rate_goes_on_after_a_crash_at_any_commit(every: int) -> None:
+    def make(world: World) -> Story:
+        story = Slow(world, kind="task")
+        story.models, story.price = [Sensible(world, clerk)], TEN
+        return story
+
+    async def program(world: World, story: Story) -> None:
+        await story.begin("Look, then send.")
+        if not (await world.session("s")).ended:
+            await story.attend()
+
+    for world, story in everywhere(make, program, every):
+        made = world.run(judged(world, story))
+        assert (made.state, made.terminal_reason) == ("COMPLETED", "completed"), world
+        truly_sent(story, "1")
+        begun = Counter(each.at // MINUTE for each in world.history if isinstance(each.event, RequestStarted))
+        assert begun.total() >= 3
+        assert max(begun.values()) == 1, world
+        assert world.run(verify(world.journal)).ok, world

@@ -1,0 +1,114 @@
+"""What a step came to is committed with what the next one intends: fewer commits, and every promise as before."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from decimal import Decimal
+
+import pytest
+
+from halter.brain.loop import Senses, Watching
+from halter.core.clock import Clock
+from halter.core.events import CallSettled, RequestSettled
+from halter.core.ids import session_stream
+from halter.core.messages import Hear, Prompt, Reply
+from halter.core.ports import Stored
+from halter.core.tools import Permit
+from halter.core.usage import ModelName, Price, Usage
+from halter.models.scripted import Line, Scripted
+from halter.testing.world import World
+from halter.tools.tool import tool
+from tests.story.loops import Story, calls, says
+
+
+def script(steps: int) -> list[Line]:
+    return [*(calls(("look", {"at": f"{step}"})) for step in range(steps)), says("Done.")]
+
+
+async def commits_of(world: World, steps: int) -> int:
+    story = Story(world, script(steps), kind="task")
+    before = world.store.commits
+    assert (await story.run("Look around.")).state == "COMPLETED"
+    return world.store.commits - before
+
+
+def test_a_step_takes_two_commits() -> None:
+    taken: list[int] = []
+    for steps in (2, 5):
+        with World(1) as world:
+            taken.append(world.run(commits_of(world, steps)))
+    assert taken[1] - taken[0] == 2 * 3
+
+
+class Curious(Scripted):
+    """A model that looks at something before it answers."""
+
+    def __init__(self, lines: Sequence[Line], clock: Clock, look: Callable[[str], Awaitable[None]]) -> None:
+        super().__init__(lines, clock, ModelName("scripted", "script"))
+        self._look = look
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+        await self._look("model")
+        return await super().ask(prompt, permit, hear)
+
+
+async def durable(world: World) -> Sequence[object]:
+    return [stored.event for stored in await world.journal.read(session_stream("s"))]
+
+
+async def test_what_came_before_is_durable_before_a_tool_or_a_model_acts(world: World) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    async def note(who: str) -> None:
+        events = await durable(world)
+        answers = sum(isinstance(event, RequestSettled) for event in events)
+        seen.append((who, answers, sum(isinstance(event, CallSettled) for event in events)))
+
+    async def peek() -> str:
+        await note("tool")
+        return f"look {len(seen)}"
+
+    story = Story(world, kind="task")
+    story.extra = [tool(peek, level="SAFE", effect="read")]
+    story.models = [Curious([calls("peek"), calls("peek"), says("Done.")], world.clock, note)]
+    await story.run("Look around.")
+    assert seen == [("model", 0, 0), ("tool", 1, 0), ("model", 1, 1), ("tool", 2, 1), ("model", 2, 2)]
+
+
+def settled(stored: Sequence[Stored], kind: type[object]) -> int:
+    return sum(isinstance(each.event, kind) for each in stored)
+
+
+async def test_who_watches_is_told_of_nothing_that_is_not_durable(world: World) -> None:
+    told: list[str] = []
+
+    def heard(kind: type[object]) -> Callable[[object, object], None]:
+        return lambda _, __: told.append(f"{kind.__name__} {settled(world.store.written, kind)}")
+
+    story = Story(world, script(2), kind="task")
+    story.watching = Watching(said=heard(RequestSettled), did=heard(CallSettled))
+    await story.run("Look around.")
+    assert told == ["RequestSettled 1", "CallSettled 1", "RequestSettled 2", "CallSettled 2", "RequestSettled 3"]
+
+
+@pytest.mark.parametrize("failure", [asyncio.CancelledError, RuntimeError])
+async def test_an_outcome_is_written_down_also_when_nothing_follows(world: World, failure: type[BaseException]) -> None:
+    looks = iter(range(10))
+
+    def volatile() -> str:
+        if next(looks) == 1:
+            raise failure
+        return ""
+
+    story = Story(world, script(2), kind="task")
+    story.senses = Senses(volatile=volatile)
+    with pytest.raises(failure):
+        await story.run("Look around.")
+    assert settled(await world.journal.read(session_stream("s")), CallSettled) == 1
+
+
+async def test_a_cost_beyond_its_hold_is_known_before_the_session_goes_on(world: World) -> None:
+    story = Story(world, [calls("look", usage=Usage(10, 10_000_000)), calls("look"), says("Done.")], kind="task")
+    story.price = Price(Decimal(10), Decimal(10))
+    came = await story.run("Look around.")
+    assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
+    assert story.desk.done == {"look": 1}

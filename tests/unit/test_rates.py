@@ -1,0 +1,229 @@
+"""The rate of a model as pure rules: what fits a minute, what waits, and one row for all minutes in any order."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halter.app.desk.money import is_current
+from halter.core.clock import MINUTE, SECOND
+from halter.core.events import AnyEvent, GuardrailTriggered, RequestRefused, RequestSettled, RequestStarted
+from halter.core.ids import StreamId, session_stream
+from halter.core.limits import Cap, Caps, Spender
+from halter.core.money import MINUTELY, BudgetRow, Charge, Leg, MustWait, Reserved, settle
+from halter.core.project import Gone, budget_row, project
+from halter.core.rates import Rate, RateReached, paces_of, rate_legs, within_rates
+from halter.core.row import Row
+from halter.core.usage import FREE
+from halter.guard.weigh import Asking, rows_of, weigh
+from halter.models.prices import stated
+
+NOON = 1_767_268_800 * SECOND
+MODEL = "anthropic:claude"
+RATES = {MODEL: Rate(50, 40_000), "anthropic:*": Rate(80), "openai:gpt": Rate(1)}
+UNCAPPED = Caps(Cap(None), (), (Cap(None, "day"),), (Cap(None, "day"),))
+
+
+class Rows:
+    """Rows as they stand, which a test may change by events."""
+
+    def __init__(self, *rows: Row, now: int = NOON) -> None:
+        self.now = now
+        self.kept = {row.key(): row for row in rows}
+
+    def get(self, kind: type[Any], *key: Any) -> Any:
+        return self.kept.get((kind, key))
+
+    def take(self, event: AnyEvent, stream: StreamId, seq: int) -> None:
+        for change in project(event, Standing(stream, seq, self.now), self):
+            if isinstance(change, Gone):
+                del self.kept[change.key]
+            elif isinstance(change, Row):
+                self.kept[change.key()] = change
+
+
+class Standing(msgspec.Struct):
+    stream: StreamId
+    seq: int
+    at: int
+
+
+def used(unit: Any = "requests", *, at: int = NOON, spent: int = 0, held: int = 0, cap: int = 50) -> BudgetRow:
+    return BudgetRow(f"model:{MODEL}", MINUTELY, unit, cap, at, "", spent, held)
+
+
+def fits(*rows: BudgetRow, rate: Rate = RATES[MODEL], tokens: int = 1000) -> Reserved | MustWait | RateReached:
+    known = Rows(*rows)
+    return within_rates(rate_legs(((MODEL, rate),), NOON, tokens), lambda leg: budget_row(known, leg))
+
+
+def test_a_model_is_asked_under_its_own_rate_and_that_of_its_provider() -> None:
+    assert paces_of(RATES, MODEL) == ((MODEL, Rate(50, 40_000)), ("anthropic:*", Rate(80)))
+    assert paces_of(RATES, "anthropic:haiku") == (("anthropic:*", Rate(80)),)
+    assert paces_of(RATES, "openai:gpt-5") == ()
+
+
+def test_the_legs_of_a_rate_stand_in_the_minute_of_now() -> None:
+    window = "minute/2026-01-01T12:00"
+    assert rate_legs(paces_of(RATES, MODEL), NOON + 59 * SECOND, 700) == (
+        Leg(f"model:{MODEL}", window, "requests", 50, 1),
+        Leg(f"model:{MODEL}", window, "tokens", 40_000, 700),
+        Leg("model:anthropic:*", window, "requests", 80, 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ((), Reserved),
+        ((used(spent=30, held=19),), Reserved),
+        ((used(spent=50),), RateReached),
+        ((used(spent=30, held=20),), RateReached),
+        ((used(at=NOON - MINUTE, spent=50),), Reserved),
+        ((used(at=NOON + MINUTE),), MustWait),
+        ((used("tokens", spent=39_000, cap=40_000),), Reserved),
+        ((used("tokens", spent=39_001, cap=40_000),), RateReached),
+        ((used("tokens", spent=30_000, held=9_001, cap=40_000),), MustWait),
+        ((used("tokens", held=39_500, cap=40_000), used(spent=50)), RateReached),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)
+def test_what_fits_a_minute_is_let_through_and_all_else_waits(rows: tuple[BudgetRow, ...], expected: type) -> None:
+    assert isinstance(fits(*rows), expected)
+
+
+def test_a_request_that_is_larger_than_a_minute_holds_all_of_one() -> None:
+    (leg,) = rate_legs(((MODEL, Rate(tokens=500)),), NOON, 700)
+    assert leg.amount == 500
+    assert isinstance(fits(rate=Rate(tokens=500), tokens=700), Reserved)
+    assert isinstance(fits(used("tokens", spent=1, cap=500), rate=Rate(tokens=500), tokens=700), RateReached)
+
+
+def test_what_is_waited_for_is_said_in_a_sentence() -> None:
+    reached = fits(used("tokens", spent=40_000, cap=40_000))
+    assert isinstance(reached, RateReached)
+    assert reached.until == NOON + MINUTE
+    assert reached.sentence == f"It waits for the rate of {MODEL} until 12:01:00 UTC: 40,000 tokens a minute."
+
+
+def test_to_pass_a_rate_is_no_overrun_of_money() -> None:
+    legs = (*rate_legs(((MODEL, Rate(tokens=500)),), NOON, 700), Leg("session:s", "", "tokens", 1000, 700))
+    charge = settle(legs, 0, 900, lambda leg: BudgetRow(leg.scope, leg.window, leg.unit, leg.cap, held=leg.amount))
+    assert charge == Charge(tokens=900)
+
+
+def asking(**more: Any) -> Asking:
+    known: dict[str, Any] = {
+        "request": "r/0",
+        "model": MODEL,
+        "purpose": "turn",
+        "spender": Spender("s", "desk"),
+        "caps": UNCAPPED,
+        "now": NOON,
+        "rates": stated(FREE),
+        "input_tokens": 100,
+        "max_output_tokens": 900,
+        "min_output_tokens": 1,
+        "scopes": ("fleet",),
+        "paces": ((MODEL, Rate(50, 40_000)),),
+    }
+    return Asking(**{**known, **more})
+
+
+def decided(asked: Asking, *rows: Row, now: int = NOON) -> Sequence[AnyEvent]:
+    return [draft.event for draft in weigh(asked, Rows(*rows, now=now))]
+
+
+def test_a_rate_is_held_beside_the_money_in_the_minute_of_the_stores_clock() -> None:
+    (started,) = decided(asking(now=NOON - SECOND), now=NOON)
+    assert isinstance(started, RequestStarted)
+    assert started.legs[-2:] == rate_legs(((MODEL, Rate(50, 40_000)),), NOON, 1000)
+    assert (BudgetRow, (f"model:{MODEL}", MINUTELY, "requests")) in rows_of(asking())
+
+
+def test_whoever_is_late_is_told_until_when_and_nothing_is_refused_nor_held() -> None:
+    (waits,) = decided(asking(), used(spent=50))
+    assert isinstance(waits, GuardrailTriggered)
+    assert (waits.guardrail, waits.until) == ("model_rate", NOON + MINUTE)
+
+
+def test_what_can_be_done_without_is_refused_in_a_minute_that_is_used_up() -> None:
+    (refused,) = decided(asking(optional=True), used(spent=50))
+    assert isinstance(refused, RequestRefused)
+    assert refused.outcome == "rate_limited"
+
+
+def test_an_agent_that_is_only_observed_keeps_to_rates_all_the_same() -> None:
+    (waits,) = decided(asking(observe=True), used(spent=50))
+    assert isinstance(waits, GuardrailTriggered)
+
+
+@pytest.mark.parametrize(
+    ("row", "current"),
+    [
+        (used(at=NOON - SECOND, spent=3), True),
+        (used(at=NOON - MINUTE, held=3), False),
+        (BudgetRow("fleet", "day/2020-01-01", "usd", held=1), True),
+        (BudgetRow("fleet", "day/2020-01-01", "usd"), False),
+    ],
+)
+def test_a_minute_that_is_over_is_not_shown_any_more(row: BudgetRow, *, current: bool) -> None:
+    assert is_current(row, NOON) == current
+
+
+class Life(msgspec.Struct):
+    """A request of some session: in which minute it began, under which rate, and what it used, if that is known yet."""
+
+    session: int
+    minute: int
+    rate: int
+    bound: int
+    used: int | None
+
+
+LIVES = st.lists(
+    st.builds(
+        Life,
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.integers(1, 3),
+        st.integers(0, 4),
+        st.none() | st.integers(0, 9),
+    ),
+    max_size=12,
+)
+
+
+def streams_of(lives: Sequence[Life]) -> Mapping[StreamId, Sequence[AnyEvent]]:
+    """Write down what happened: in each session one thing after the other, minutes never going back."""
+    told: dict[StreamId, list[AnyEvent]] = {}
+    ordered = sorted(lives, key=lambda life: life.minute)
+    for number, life in enumerate(ordered):
+        legs = rate_legs((("m:x", Rate(life.rate, life.rate)),), NOON + life.minute * MINUTE, life.bound)
+        events = told.setdefault(session_stream(f"s{life.session}"), [])
+        events.append(RequestStarted(request=f"r{number}", model="m:x", purpose="turn", legs=legs))
+        if life.used is not None:
+            events.append(RequestSettled(request=f"r{number}", outcome="ok", charge=Charge(tokens=life.used)))
+    return told
+
+
+@given(LIVES, st.randoms(use_true_random=False))
+def test_any_order_of_the_streams_ends_in_the_same_rows(lives: list[Life], chance: Any) -> None:
+    streams, ends = streams_of(lives), list[Mapping[Any, Row]]()
+    for _ in range(3):
+        rows, left = Rows(), {stream: list(events) for stream, events in streams.items()}
+        while pending := [stream for stream, events in left.items() if events]:
+            stream = chance.choice(pending)
+            rows.take(left[stream].pop(0), stream, 1)
+        ends.append({key: row for key, row in rows.kept.items() if isinstance(row, BudgetRow)})
+    assert all(one == other for one, other in pairwise(ends))
+    newest = max((life.minute for life in lives), default=0)
+    for row in ends[0].values():
+        assert isinstance(row, BudgetRow)
+        assert row.cap_at == NOON + newest * MINUTE
+        assert row.cap is not None
+        assert row.overrun == max(0, row.spent + row.held - row.cap)
