@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from halter.tools.arguments import CallKey, Deps
     from halter.tools.tool import tool
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
 __all__ = [
     "Agent",

@@ -1,14 +1,18 @@
 """What a person does in a browser: they watch, decide, stop and look things up."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import expect
 
 from halter.app.desk import steering
+from halter.core.ids import WorkerId
+from halter.core.workers import About
 from halter.server.login import login_url
 from tests.browser.conftest import Comes, Visitor
 from tests.browser.house import House
@@ -29,6 +33,10 @@ def dialog(page: Any) -> Any:
 
 def press(inside: Any, name: str) -> None:
     inside.get_by_role("button", name=name).click()
+
+
+def agent_row(page: Any, text: str) -> Any:
+    return page.get_by_role("table", name="Agents").get_by_role("row").filter(has_text=text)
 
 
 def test_whoever_has_a_token_logs_in_and_out_and_nobody_else(house: House, chromium: Any) -> None:
@@ -157,7 +165,7 @@ def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes
     told = re.compile("Everything is halted since .*, by approver: It smells of smoke.")
     for each in (page, watcher):
         expect(each.get_by_text(told)).to_be_visible()
-    expect(page.get_by_role("row").filter(has_text="desk").get_by_text("HALTED")).to_be_visible()
+    expect(agent_row(page, "desk").get_by_text("HALTED")).to_be_visible()
     expect(page.get_by_role("button", name="Resume…")).to_have_count(0)
     house.until(lambda: all(house.row(name).ended_at is not None for name in ("desk-1", "miser-1")))
 
@@ -166,9 +174,7 @@ def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes
     dialog(operator).get_by_label("over").fill("0s")
     press(dialog(operator), "Resume")
     expect(watcher.get_by_text("Everything is halted")).to_have_count(0)
-    expect(
-        page.get_by_role("row").filter(has_text="desk-1").get_by_text(re.compile("SLEEPING|RUNNING"))
-    ).to_be_visible()
+    expect(agent_row(page, "desk-1").get_by_text(re.compile("SLEEPING|RUNNING"))).to_be_visible()
 
 
 def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> None:
@@ -178,12 +184,12 @@ def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> No
     expect(page.get_by_text("miser is switched off")).to_be_visible()
     switch.click()
     expect(page.get_by_text("miser is switched on")).to_be_visible()
-    expect(page.get_by_role("row").filter(has_text="miser").get_by_role("link", name="miser-2")).to_be_visible()
+    expect(agent_row(page, "miser").get_by_role("link", name="miser-2")).to_be_visible()
 
 
 def test_one_agent_is_halted_and_let_go_again(comes: Comes) -> None:
     page = comes("operator").goes("/fleet")
-    row = page.get_by_role("row").filter(has_text="miser")
+    row = agent_row(page, "miser")
     press(row, "Halt miser")
     press(dialog(page), "Halt it")
     expect(row.get_by_text("HALTED: agent:miser was halted by operator")).to_be_visible()
@@ -191,6 +197,26 @@ def test_one_agent_is_halted_and_let_go_again(comes: Comes) -> None:
     press(dialog(page), "Resume")
     expect(row.get_by_text("HALTED")).to_have_count(0)
     expect(row.get_by_role("button", name="Resume miser")).to_have_count(0)
+
+
+def test_workers_come_change_and_go_while_somebody_watches(house: House, comes: Comes) -> None:
+    page = comes("viewer").goes("/fleet")
+    rows = page.get_by_role("table", name="Workers").get_by_role("row")
+    here = rows.filter(has_text=f"halter up {os.getpid()} on")
+    expect(here.get_by_text("alive")).to_be_visible()
+    expect(here).to_contain_text(re.compile(r"clerk \w{12}, desk \w{12}, miser \w{12}"))
+
+    other, name = rows.filter(has_text="halter worker 4711 on north"), WorkerId("another")
+    about = About(kind="worker", host="north", pid=4711, agents={"desk": "2"}, concurrency=100, awake=7)
+    house.does(house.app.store.beat(name, {}, about.said()))
+    expect(other.get_by_text("alive")).to_be_visible()
+    expect(other.get_by_text("7 of 100")).to_be_visible()
+    house.does(house.app.store.beat(name, {}, replace(about, closing=True).said()))
+    expect(other.get_by_text("draining")).to_be_visible()
+    expect(other).to_contain_text("ends when what runs there has come to its rest")
+    house.does(house.app.store.leave(name))
+    expect(other).to_have_count(0)
+    expect(here).to_be_visible()
 
 
 def test_the_audit_is_searched_and_taken_along(paid: House, comes: Comes) -> None:

@@ -9,6 +9,8 @@ import pytest
 from playwright.sync_api import expect
 
 from halter.app.desk import left, steering, triggers
+from halter.core.ids import WorkerId
+from halter.core.workers import About
 from tests.browser.conftest import Comes
 from tests.browser.house import House
 from tests.browser.payloads import PAYLOADS
@@ -28,6 +30,8 @@ def hostile(house: House) -> House:
         house.until(lambda: house.rests("desk-1"))
     assert len(house.does(left.findings(house.desk))) == len(PAYLOADS) >= 40
     house.until(lambda: bool(_left(house)))
+    about = About(kind=IMAGE, host=IMAGE, version=IMAGE, agents=dict.fromkeys(PAYLOADS, IMAGE), problem=IMAGE)
+    house.does(house.app.store.beat(WorkerId(IMAGE), {}, about.said()))
     return house
 
 
@@ -39,6 +43,7 @@ READ = {
     "/findings": ("Findings", "Proposals"),
     "/session/desk-1": ("What was said",),
     "/triggers": ("Documents left to you",),
+    "/fleet": ("Workers",),
 }
 """Where hostile words stand, and are read as they were written."""
 

@@ -12,7 +12,8 @@ from halter.server.api import DO, READ
 from tests.server.conftest import House
 
 READS = {
-    "/whoami": "", "/home": "", "/fleet": "", "/sessions": "", "/sessions/{session}": "/sessions/{agent}-1",
+    "/whoami": "", "/home": "", "/fleet": "", "/workers": "",
+    "/sessions": "", "/sessions/{session}": "/sessions/{agent}-1",
     "/sessions/{session}/events": "/sessions/{agent}-1/events",
     "/sessions/{session}/receipt": "/sessions/{agent}-1/receipt",
     "/sessions/{session}/turns": "/sessions/{agent}-1/turns",

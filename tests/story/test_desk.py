@@ -13,6 +13,7 @@ from halter.app.desk import ROLES, Desk, Role, Who, auditing, decisions, left, l
 from halter.app.desk.auditing import Wanted
 from halter.app.desk.decisions import Answer
 from halter.app.desk.waiting import waiting
+from halter.app.desk.workers import workers
 from halter.core.clock import DAY, HOUR, SECOND, SystemClock
 from halter.core.errors import NotDone
 from halter.core.events import (
@@ -31,12 +32,13 @@ from halter.core.events import (
     SensorChanged,
     TriggerMade,
 )
-from halter.core.ids import FLEET, StreamId, inbox_stream, session_stream, trigger_stream
+from halter.core.ids import FLEET, StreamId, WorkerId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import Leg
 from halter.core.ports import Draft, Query, Write
 from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, RuleRow, StreamRow
 from halter.core.task_project import rows_of_event
 from halter.core.windows import window_at
+from halter.core.workers import About
 from halter.guard.purse import Purse
 from halter.settings import Settings
 
@@ -101,6 +103,8 @@ class Office:
         await self.write(FLEET, rule, (RuleRow, (rule.rule,)))
         await self.write(FLEET, HaltRequested(scope=f"trigger:{trigger}", by="ann"), (HaltRow, (f"trigger:{trigger}",)))
         await self.write(FLEET, AgentSwitched(agent=agent, on=True, by="ann"), (AgentRow, (agent,)))
+        about = About(kind="worker", host=f"host-of-{agent}", pid=7, agents={agent: "1"})
+        await self.ground.store.beat(WorkerId(f"worker-of-{agent}"), {}, about.said())
 
     async def spend(self, agent: str, session: str) -> None:
         legs = (
@@ -143,6 +147,7 @@ async def everything(desk: Desk) -> dict[str, Any]:
         "waiting": [one.decision for one in await waiting(desk)],
         "budgets": await money.budgets(desk, everything=True),
         "halts": await steering.halts_now(desk),
+        "workers": await workers(desk),
         "agents": sorted(await steering.known_agents(desk)),
         "plans": await triggers.plans(desk),
         "findings": await left.findings(desk),

@@ -1,5 +1,6 @@
 """Traces of agents that run by themselves, taken by a real receiver on this machine, or by nobody."""
 
+import asyncio
 import json
 import logging
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from halter.app.committed import Committed
 from halter.app.telemetry import sending
 from halter.app.traces import Span
 from halter.app.tracing import Tracing
@@ -248,6 +250,54 @@ def test_a_follower_that_begins_in_the_middle_makes_the_spans_that_the_one_befor
         whole, late = world.run(story())
     assert [span.name for span in whole] == ["chat gpt-5-mini", "turn 1", "invoke_agent agent"]
     assert late == whole
+
+
+def test_a_session_that_moves_between_workers_stays_one_trace_and_each_makes_the_spans_of_what_it_did() -> None:
+    with World(3) as world:
+
+        async def story() -> tuple[list[Span], list[Span], list[Span]]:
+            await world.start("desk-1", kind="autonomous")
+            (lease,) = await world.journal.claim(WorkerId("w"), 1)
+            whole, sinks = Kept(), (Kept(), Kept())
+            world.spawn(Tracing(world.journal, world.clock, whole, print).run({}))
+            loop = asyncio.get_running_loop()
+            north, south = Committed(loop, lambda _: True), Committed(loop, lambda _: True)
+            for sink, committed in zip(sinks, (north, south), strict=True):
+                world.spawn(Tracing(world.journal, world.clock, sink, print).run_here(committed))
+            ends = SessionEnded(state="COMPLETED", terminal_reason="completed")
+            done = ((TurnStarted(turn=1), ASKS), (ANSWERS, TurnEnded(turn=1, why="ended"), TurnStarted(turn=2)))
+            after = 1
+            for committed, events in zip(
+                (north, south, north), (*done, (TurnEnded(turn=2, why="ended"), ends)), strict=True
+            ):
+                await write(world, lease, *events)
+                committed.saw(await world.journal.read(session_stream("desk-1"), after))
+                after += len(events)
+                await world.advance(10**6)
+            await world.advance(10**7)
+            return whole.spans, sinks[0].spans, sinks[1].spans
+
+        whole, north, south = world.run(story())
+    assert [span.name for span in south] == ["chat gpt-5-mini", "turn 1"]
+    assert [span.name for span in north] == ["turn 2", "invoke_agent agent"]
+    assert [*south, *north] == whole
+
+
+@pytest.mark.postgres
+def test_a_worker_traces_what_it_does_itself(ada: Person, postgres_schema_url: str) -> None:
+    ada.environ |= {"HALTER_TRACES": "file:traces.jsonl", "HALTER_STORE": postgres_schema_url}
+    worker = Worker(ada, str(ada.agent))
+    worker.until("sleeps")
+    assert worker.ends(signal.SIGTERM)[0] == 0
+    spans = [json.loads(line)["name"] for line in (ada.home / "traces.jsonl").read_text().splitlines()]
+    assert "execute_tool look" in spans
+    assert "turn 1" in spans
+
+
+class Worker(Up):
+    """One of many."""
+
+    command = ("worker",)
 
 
 def test_only_our_own_agents_are_traced_and_trouble_is_told() -> None:

@@ -276,9 +276,7 @@ def test_lines_longer_than_a_block_are_continued_rightly(desk: "Desk") -> None:
 
 def cap(key: str) -> Write:
     changed = CapChanged(scope="fleet", window="", unit="usd", cap=5, by="ann")
-    return Write(
-        FLEET, key, lambda _: [Draft(changed)], [budget_key(Account(changed.scope, changed.window, changed.unit))]
-    )
+    return Write(FLEET, key, lambda _: [Draft(changed)], [budget_key(Account("fleet", "", "usd"))])
 
 
 @pytest.mark.parametrize("how", ["inline", "in threads"])

@@ -4,10 +4,12 @@ It begins with what is committed from now on. What was begun before, by a proces
 stands, so that a span has the same id and the same beginning whoever makes it.
 """
 
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, Final, Protocol
 
+from halter.app.committed import Committed
 from halter.app.follow import Follower, growing
 from halter.app.opened import App
 from halter.app.telemetry import content_wanted, sending, wanted
@@ -43,6 +45,23 @@ def traced(
         yield (lambda: tracing.run(seen),)
 
 
+@contextmanager
+def traced_here(app: App, store: Store, tell: Tell) -> Generator[Sequence[Job]]:
+    """Give what is to run beside one of many workers to make spans of what it does itself: nothing, unless wanted.
+
+    Others make those of what they do. A session that moves between them stays one trace, for its ids follow from it.
+    """
+    way = wanted(app.environ)
+    if not way:
+        yield ()
+        return
+    committed = Committed(asyncio.get_running_loop(), _is_session)
+    with sending(way, app.environ) as sink:
+        tracing = Tracing(store, app.clock, sink, tell, content=content_wanted(app.environ))
+        app.store.observe(committed)
+        yield (lambda: tracing.run_here(committed),)
+
+
 class Sink(Protocol):
     """Somebody who takes spans."""
 
@@ -74,12 +93,20 @@ class Tracing:
         self._tell = tell
         self._ours = ours
         self._content = content
-        self._traces: dict[StreamId, Trace | None] = {}
+        self._traces: dict[StreamId, tuple[int, Trace | None]] = {}
 
     async def run(self, seen: Mapping[StreamId, int]) -> None:
-        """Follow what comes after what was seen, until cancelled. Whatever breaks down here stops no agent."""
+        """Follow what comes after what was seen, until cancelled."""
+        await self._unharmed(self._follow(seen))
+
+    async def run_here(self, committed: Committed) -> None:
+        """Follow what this process commits, until cancelled."""
+        await self._unharmed(self._follow_here(committed))
+
+    async def _unharmed(self, following: Awaitable[None]) -> None:
+        """Whatever breaks down here stops no agent."""
         try:
-            await self._follow(seen)
+            await following
         except Exception as error:  # noqa: BLE001  whatever it is, nobody may suffer from it
             demand_wanted()
             told = shorten(clean(f"{type(error).__name__}: {error}"), 300)
@@ -93,25 +120,39 @@ class Tracing:
                     async for page in pages:
                         for stored in page:
                             await self._see(stored)
-                if trouble := self._sink.trouble():
-                    self._tell(trouble)
+                self._tell_trouble()
+
+    async def _follow_here(self, committed: Committed) -> None:
+        async with aclosing(committed.each()) as events:
+            async for stored in events:
+                await self._see(stored)
+                self._tell_trouble()
+
+    def _tell_trouble(self) -> None:
+        if trouble := self._sink.trouble():
+            self._tell(trouble)
 
     async def _see(self, stored: Stored) -> None:
         trace = await self._known(stored)
         if trace is None:
             return
         after, span = follow(trace, stored, content=self._content)
-        self._traces[stored.stream] = after
+        self._traces[stored.stream] = stored.seq, after
         if span is not None:
             self._sink.put(span)
 
     async def _known(self, stored: Stored) -> Trace | None:
-        """Find where a session stands before an event."""
-        if stored.stream not in self._traces:
+        """Find where a session stands before an event. What another process did in between is looked up."""
+        seq, trace = self._traces.get(stored.stream, (0, None))
+        if trace is None and seq:
+            # It is not ours, whatever happens there.
+            return None
+        if seq == 0 or seq != stored.seq - 1:
             if len(self._traces) >= KEPT:
                 self._traces.clear()
-            self._traces[stored.stream] = await self._looked_up(stored)
-        return self._traces[stored.stream]
+            trace = await self._looked_up(stored)
+            self._traces[stored.stream] = stored.seq, trace
+        return trace
 
     async def _looked_up(self, stored: Stored) -> Trace | None:
         first = stored if stored.seq == 1 else next(iter(await self._store.read(stored.stream, 0, 1)), None)

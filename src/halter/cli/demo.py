@@ -139,7 +139,7 @@ async def _watched(app: App, place: "Place", words: Sequence[str], *, browser: b
         serving = _dashboard(app, bus, printer, browser=browser)
         printer.put(painted(f"{HOW_TO_STOP}\n"))
         around = Scenery(place.agent, app.clock).around
-        running = [lambda: around(lambda: run_and_show(app, [place.agent], bus, shows, _no_deliveries))]
+        running = [lambda: around(lambda: run_and_show(app, [place.agent], bus, shows, _no_deliveries, "demo"))]
         await together([*running, *serving])
 
 

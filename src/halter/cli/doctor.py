@@ -39,7 +39,7 @@ def doctor(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the store, the clock, the disk, prices, the sandbox, the port and agents, and say what to do about each.
+    """Check store, clock, disk, workers, prices, sandbox, port and agents, and say what to do about each.
 
     Of an agent's folder its files, models, keys, secrets and sensors are looked at, but nothing of it is run: no model
     is asked, and no value of a secret is shown. Leaves with 1 if something is a problem, with 3 if the store is one.

@@ -70,7 +70,7 @@ async def _serve(app: App, folders: list[Path], listening: socket.socket, names:
         printer.put(_welcome(app, listening, as_json=as_json))
         extras: Extras = Extras(names=names, deliveries=deliveries, tell=lambda sentence: shows.told("", sentence))
         serving = [lambda: serve_web(app, listening, Keyring(file), bus, extras)]
-        running = [lambda: run_and_show(app, folders, bus, shows, deliveries.serve)] if folders else []
+        running = [lambda: run_and_show(app, folders, bus, shows, deliveries.serve, "serve")] if folders else []
         await together([*serving, *running])
 
 

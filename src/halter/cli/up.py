@@ -89,15 +89,18 @@ def bus_of(app: App) -> Bus:
     return Bus(app.patient(), app.clock)
 
 
-async def run_and_show(app: App, folders: list[Path], bus: Bus, shows: "Shows", serve: "Serve") -> None:
-    """Run agents until cancelled, and show what they do."""
+async def run_and_show(
+    app: App, folders: list[Path], bus: Bus, shows: "Shows", serve: "Serve", kind: str = "up"
+) -> None:
+    """Run agents until cancelled, and show what they do. `kind` is what this process is called where it is listed."""
     from halter.app.tracing import traced
     from halter.app.up import Up
+    from halter.app.working import embedded
     from halter.brain.together import together
 
     store = app.patient()
     seen = dict(await heads(store))
-    runs = Up(app, shows.told, bus.pulse, serve=serve)
+    runs = Up(app, shows.told, bus.pulse, serve=serve, manner=embedded(kind))
 
     def wanted(stream: StreamId) -> bool:
         name, _, number = (session_of(stream) or "").rpartition("-")

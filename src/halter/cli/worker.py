@@ -2,25 +2,25 @@
 
 import asyncio
 import signal
-from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from halter.app import App
-from halter.app.bus import MOST, Bus, Item
+from halter.app.bus import Bus, Item
+from halter.app.committed import Committed
 from halter.cli.answer import painted
 from halter.cli.codes import UNUSABLE, WRONG_USE
 from halter.cli.command import JsonOption, StoreOption, duration, fail, with_app
 from halter.cli.printer import Printer
 from halter.cli.up import AGENT_FILE, address, bus_of, folders_of, shows_of, watch
-from halter.core.ports import Stored
 from halter.core.text import counted
 
 if TYPE_CHECKING:
+    from halter.app.tracing import Job
     from halter.app.up import Up
     from halter.app.working import Manner
 
@@ -91,8 +91,10 @@ async def _work(
     app: App, folders: list[Path], manner: "Manner", where: tuple[str, int] | None, *, as_json: bool
 ) -> None:
     from halter.app.hooks import Hooks
+    from halter.app.tracing import traced_here
     from halter.app.up import Up
     from halter.brain.together import until_first
+    from halter.journal.patient import PatientStore
 
     async def serve(hooks: Hooks) -> None:
         if where is not None:
@@ -106,38 +108,24 @@ async def _work(
             printer.put(painted(f"{counted(len(folders), 'agent')} here. {HOW_TO_STOP}"))
         runs = Up(app, shows.told, bus.pulse, serve=serve, manner=manner)
         _drained_by_signals(runs)
-        seen = Seen(asyncio.get_running_loop())
-        app.store.observe(seen)
-        await until_first([runs.run(folders), watch(seen.news(bus), shows)])
+        committed = Committed(asyncio.get_running_loop(), lambda stream: stream.startswith(("session:", "trigger:")))
+        app.store.observe(committed)
+        patient = PatientStore(app.store, app.clock)
+        with traced_here(app, patient, lambda told: shows.told("traces", told)) as tracing:
+            await until_first([runs.run(folders), watch(_news(committed, bus), shows), *map(_beside, tracing)])
 
 
-class Seen:
-    """What this process commits, to be shown. What others do is theirs to show: each worker's log is its own."""
+async def _news(committed: Committed, bus: Bus) -> AsyncGenerator[Item]:
+    """Tell of what this process commits. What others do is theirs to show: each worker's log is its own."""
+    async with aclosing(committed.each()) as events:
+        async for stored in events:
+            yield await bus.named(stored)
 
-    every_seconds = 3600.0
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._waiting: deque[Stored] = deque(maxlen=MOST)
-        self._came = asyncio.Event()
-
-    def saw(self, events: Sequence[Stored]) -> None:
-        """Take note, in whatever thread; where nobody keeps up, the oldest are not shown."""
-        self._waiting.extend(stored for stored in events if stored.stream.startswith(("session:", "trigger:")))
-        with suppress(RuntimeError):
-            # The loop may be gone by now.
-            self._loop.call_soon_threadsafe(self._came.set)
-
-    def flush(self) -> None:
-        """Put nothing off."""
-
-    async def news(self, bus: Bus) -> AsyncGenerator[Item]:
-        """Tell of one after the other, as they come."""
-        while True:
-            await self._came.wait()
-            self._came.clear()
-            while self._waiting:
-                yield await bus.named(self._waiting.popleft())
+async def _beside(job: "Job") -> None:
+    """Do something for as long as the worker is there; if it comes to its end, the worker goes on."""
+    await job()
+    await asyncio.Event().wait()
 
 
 def _drained_by_signals(up: "Up") -> None:

@@ -68,7 +68,7 @@ from halter.core.vocabulary import (
     YieldMode,
 )
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """What a program must understand to take a session. It rises when a new event changes the meaning of old ones."""
 
 

@@ -84,7 +84,7 @@ class ProcrastinateQueue:
         async def served(session: str, agent: str, generation: int) -> None:
             await serve(Ticket(SessionId(session), agent, generation))
 
-        await _drop_stalled(app.job_manager)
+        await _drop_stalled(app)
         worker = _Worker(
             app,
             queues=[queue_of(agent, version) for agent, version in self._versions.items()],
@@ -119,8 +119,16 @@ def queue_of(agent: str, version: str) -> str:
     return f"{re.sub(r'[^a-z0-9-]', '', agent.lower())[:20]}.{digest[:16]}"
 
 
-async def _drop_stalled(jobs: JobManager) -> None:
-    """Forget the jobs of workers that died. What they were about is offered anew."""
+_NOBODYS: Final = """
+DELETE FROM procrastinate_jobs WHERE status = 'todo'
+AND id IN (SELECT job_id FROM procrastinate_events WHERE type = 'deferred' AND at < now() - interval '1 hour')
+"""
+
+
+async def _drop_stalled(app: App) -> None:
+    """Forget the jobs of workers that died, and of versions that nobody has. What they were about is offered anew."""
+    jobs = app.job_manager
+    await app.connector.execute_query_async(_NOBODYS)
     for job in await jobs.get_stalled_jobs(seconds_since_heartbeat=STALLED_SECONDS):
         # Somebody else may have dropped it at the same time.
         with suppress(ConnectorException):

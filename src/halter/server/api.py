@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from halter import __version__
 from halter.app.desk import Who, looking, money, steering
 from halter.app.desk.decisions import Said
+from halter.app.desk.workers import Worker
 from halter.app.keeping import Left
 from halter.app.planned import Plan
 from halter.app.report import Report
@@ -30,6 +31,7 @@ READ: Final[Sequence[tuple[str, Handler, Any]]] = (
     ("/whoami", reading.whoami, Who),
     ("/home", reading.home, reading.Home),
     ("/fleet", reading.fleet, list[looking.AgentLine]),
+    ("/workers", reading.workers, list[Worker]),
     ("/sessions", reading.sessions, list[SessionRow]),
     ("/sessions/{session}", reading.session, SessionRow),
     ("/sessions/{session}/events", reading.events, OBJECTS),

@@ -9,6 +9,7 @@ from fastapi import Depends, Query
 from starlette.responses import StreamingResponse
 
 from halter.app.desk import Desk, Who, auditing, left, looking, money, rules, steering, triggers, waiting
+from halter.app.desk import workers as working
 from halter.app.desk.auditing import Wanted
 from halter.app.keeping import Left
 from halter.app.objects import as_object
@@ -61,6 +62,11 @@ async def home(desk: AtDesk) -> Home:
 async def fleet(desk: AtDesk) -> Sequence[looking.AgentLine]:
     """Tell how every agent stands."""
     return await looking.fleet(desk)
+
+
+async def workers(desk: AtDesk, *, everything: bool = False) -> Sequence[working.Worker]:
+    """List the processes that run agents and those that died within the hour, or all that are known."""
+    return await working.workers(desk, everything=everything)
 
 
 async def sessions(desk: AtDesk, agent: Name = "", limit: Most = 50) -> Sequence[SessionRow]:

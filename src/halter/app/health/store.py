@@ -10,14 +10,15 @@ from typing import Final
 import msgspec
 
 from halter.app.health.check import Check, fine, look, problem
-from halter.app.opened import App
-from halter.core.clock import HOUR, SECOND
+from halter.app.health.workers import worker_checks
+from halter.app.opened import App, told_time
+from halter.core.clock import HOUR
 from halter.core.durations import shown_duration
 from halter.core.ports import Query
 from halter.core.rows import AgentRow, HoldRow, SessionRow
 from halter.core.text import counted
+from halter.dispatch.clocks import StoreTime
 
-CLOCKS_APART: Final = 2 * SECOND
 OLD_HOLD: Final = HOUR
 LITTLE: Final = 1 << 30
 """With less room than this on the disk somebody should look."""
@@ -54,6 +55,8 @@ async def store_checks(app: App) -> AsyncGenerator[Check]:
     yield _checkpoints(app)
     yield await _holds(app)
     yield await _switches(app)
+    async for check in worker_checks(app):
+        yield check
 
 
 async def _counts(app: App) -> Check:
@@ -94,13 +97,11 @@ def disk(folder: Path) -> Check:
 
 
 async def _clock(app: App) -> Check:
-    apart = abs(await app.store.now() - app.clock.now())
-    if apart > CLOCKS_APART:
-        finding = (
-            f"This machine's clock and the store's are {shown_duration(apart)} apart: timers follow the store's. "
-            "Set this clock right (NTP) before running a worker here."
-        )
-        return problem("clock", finding)
+    """Compare this machine's clock with a server's. A store that is a file has this machine's own."""
+    if isinstance(app.clock, StoreTime):
+        await told_time(app.store, app.clock)
+        if refusal := app.clock.refusal():
+            return problem("clock", refusal)
     return fine("clock", "This machine and the store agree on the time.")
 
 

@@ -124,6 +124,14 @@ SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '' O
 -- Everybody who works, or did lately.
 SELECT worker, alive_until, about FROM workers ORDER BY worker;
 
+-- name: late
+-- What nobody has although it was due before, or its owner was gone before: how much of each agent, and since when.
+SELECT s.agent, COUNT(*) AS sessions, MIN(CASE s.owner WHEN '' THEN s.due_at ELSE NULLIF(w.alive_until, 0) END) AS since
+FROM sessions s LEFT JOIN workers w ON w.worker = s.owner
+WHERE s.ended_at IS NULL AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
+    AND (s.owner = '' AND s.due_at < :before OR s.owner <> '' AND w.alive_until < :before)
+GROUP BY s.agent ORDER BY s.agent;
+
 -- name: sessions_of
 -- The sessions of one agent and kind, the newest first.
 SELECT * FROM sessions WHERE agent = :agent AND kind = :kind ORDER BY started_at DESC, session DESC LIMIT :limit;

@@ -1,4 +1,4 @@
-"""The fleet: every agent, whether it runs by itself, what its session does, and what it burns."""
+"""The fleet: every agent, whether it runs by itself, what its session does, what it burns, and who runs it."""
 
 from collections.abc import Callable
 
@@ -14,6 +14,7 @@ from halter.server.dashboard.frame import resume
 from halter.server.dashboard.live import Grown
 from halter.server.dashboard.parts import Kept, Words, box, button, cell, fill, lead, link, meter, part, table, words
 from halter.server.dashboard.room import Refresh, Room
+from halter.server.dashboard.workers import workers
 
 COLUMNS = ("agent", "runs by itself", "session", "state", "burns", "spent today", "next wake", "sensors", "stop")
 
@@ -23,11 +24,13 @@ async def fleet(room: Room) -> Refresh:
     with part("Agents", card=True):
         lines = Kept[AgentLine](table("Agents", COLUMNS, ("burns",)), lambda line: _row(room, line))
         none = words("", "h-none")
+    show_workers = workers(room)
 
     async def refresh(_: Grown) -> None:
         found = await looking.fleet(room.desk)
         lines.show({line.agent: line for line in found})
         none.say("" if found else "No agent was switched on or had a session here yet.")
+        await show_workers()
 
     await refresh(Grown())
     return refresh

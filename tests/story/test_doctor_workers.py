@@ -1,0 +1,213 @@
+"""`halter doctor` on those who run agents: who is there, what they leave lying, and what they ask of PostgreSQL."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from msgspec.structs import replace
+
+from halter.app import App, open_app
+from halter.app.desk.workers import Worker
+from halter.app.health.workers import Late, connections, due, files, present, queue, versions
+from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.core.events import SessionStarted
+from halter.core.ids import SessionId, WorkerId
+from halter.core.ports import Ticket
+from halter.core.workers import About
+from halter.dispatch.procrastinate import ProcrastinateQueue, prepare
+from halter.settings import read_settings
+from halter.state import life
+from tests.story.test_doctor import Doctor
+
+NOW = 1_000 * HOUR
+ONE = Worker(
+    worker="w", kind="worker", host="north", pid=11, version="0.7.0", since=NOW, health="alive", alive=True,
+    heard_at=NOW, agents={"watch": "1"}, waiting=(), concurrency=10, awake=0, residents=0, closing=False, problem="",
+)  # fmt: skip
+GONE = replace(ONE, health="lapsed", alive=False, heard_at=NOW - 3 * MINUTE)
+LATE = Late("watch", 2, NOW - 5 * MINUTE)
+RAN = About(kind="worker", host="north", pid=11, version="0.7.0", agents={"watch": "1"}, concurrency=10)
+
+
+def test_who_runs_agents_is_counted_by_machine() -> None:
+    check = present([ONE, ONE, replace(ONE, host="south")], NOW)
+    assert (check.verdict, check.finding) == ("ok", "3 processes run agents here: 2 on north, 1 on south.")
+    assert present([], NOW).verdict == "ok"
+
+
+def test_one_that_died_within_the_hour_is_worth_a_look_and_one_that_refuses_is_a_problem() -> None:
+    died = present([ONE, GONE], NOW)
+    assert (died.verdict, "halter worker 11 on north (3m ago)" in died.finding) == ("warning", True)
+    ill = present([replace(ONE, problem="Its clock is wrong.")], NOW)
+    assert (ill.verdict, ill.finding) == ("problem", "halter worker 11 on north: Its clock is wrong.")
+
+
+def test_several_versions_of_the_program_are_told_and_those_that_are_gone_do_not_count() -> None:
+    other = replace(ONE, version="0.8.0", host="south")
+    check = versions([ONE, other])
+    assert check is not None
+    assert "0.7.0 on north; 0.8.0 on south" in check.finding
+    assert versions([ONE, replace(other, alive=False)]) is None
+
+
+def test_who_waits_because_of_older_files_is_told() -> None:
+    check = files([ONE, replace(ONE, host="south", waiting=("watch",))])
+    assert check is not None
+    assert check.verdict == "warning"
+    assert check.finding.startswith("halter worker 11 on south: Another worker has newer files of watch")
+    assert files([ONE, replace(GONE, waiting=("watch",))]) is None
+
+
+ELSE = replace(ONE, agents={"clerk": "1"})
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "words"),
+    [
+        ([], "warning", "watch has 2 sessions that have been due for 5m, and no process that is alive has its folder"),
+        ([GONE], "warning", "no process that is alive has its folder"),
+        ([ELSE], "problem", "run halter off watch"),
+        ([replace(ONE, health="waits", waiting=("watch",))], "problem", "wait for newer files, or are about to end"),
+        ([replace(ONE, agents={**ONE.agents, "x": "1"}, waiting=("watch",))], "problem", "wait for newer files"),
+        ([replace(ONE, health="draining", closing=True)], "problem", "wait for newer files, or are about to end"),
+        ([replace(ONE, awake=10)], "warning", "all who have its folder have their hands full"),
+        ([ONE], "ok", "Nothing that is due is left lying."),
+    ],
+)
+def test_what_is_left_lying_is_told_with_why(found: list[Worker], verdict: str, words: str) -> None:
+    check = due([LATE], found, NOW)
+    assert (check.verdict, words in check.finding) == (verdict, True), check
+
+
+def test_connections_must_be_enough_for_all_and_for_one_more() -> None:
+    assert connections(97, 20, ["worker"] * 3, 8).verdict == "ok"
+    assert "need up to 27," in connections(97, 20, ["worker"] * 3 + ["up"], 8).finding
+    assert connections(97, 90, ["worker"] * 3, 8).verdict == "warning"
+    full = connections(97, 20, ["worker"] * 13, 8)
+    assert (full.verdict, "raise max_connections" in full.finding) == ("warning", True)
+
+
+def test_tickets_that_grow_old_or_are_left_over_by_the_thousand_are_told() -> None:
+    assert queue(0, 0, 0).verdict == "ok"
+    assert queue(500, MINUTE, 1000).verdict == "ok"
+    old = queue(3, 2 * MINUTE, 0)
+    assert (old.verdict, "3 tickets wait in the queue, the oldest for 2m" in old.finding) == ("warning", True)
+    assert queue(0, 0, 1001).verdict == "warning"
+
+
+@pytest.fixture
+def doctor(tmp_path: Path) -> Doctor:
+    return Doctor(tmp_path)
+
+
+def seed(doctor: Doctor, url: str, what: Callable[[App], Awaitable[None]], *, lease: int = 15 * SECOND) -> None:
+    """Leave something in the store of a doctor."""
+
+    async def do() -> None:
+        async with open_app(read_settings(doctor.environ, doctor.home, url), lease=lease) as app:
+            await what(app)
+
+    asyncio.run(do())
+
+
+async def begun(app: App) -> None:
+    event = SessionStarted(session="watch-1", agent="watch", kind="autonomous", started_by="ann")
+    await app.store.commit(life.start(event))
+
+
+def says(about: About) -> Callable[[App], Awaitable[None]]:
+    async def beat(app: App) -> None:
+        await app.store.beat(WorkerId("w1"), {}, about.said())
+
+    return beat
+
+
+async def owned(app: App) -> None:
+    await app.store.beat(WorkerId("w1"), {}, RAN.said())
+    assert await app.store.claim(WorkerId("w1"), 1, SessionId("watch-1"))
+
+
+def test_on_a_file_who_runs_agents_is_told_and_nothing_of_a_server(doctor: Doctor) -> None:
+    seed(doctor, str(doctor.store), says(replace(RAN, kind="up")))
+    found = doctor.looks()
+    assert found["workers"] == ("ok", "1 process runs agents here: 1 on north.")
+    assert found["due"][0] == "ok"
+    assert not {"connections", "queue", "versions", "files"} & set(found)
+
+
+@pytest.mark.postgres
+def test_on_postgresql_a_folder_that_is_missing_is_found_and_one_that_is_off_is_nobodys_worry(
+    doctor: Doctor, postgres_schema_url: str
+) -> None:
+    url = postgres_schema_url
+    seed(doctor, url, begun)
+    seed(doctor, url, says(replace(RAN, agents={"clerk": "1"})))
+    aged(url, "UPDATE sessions SET due_at = due_at - 600000000")
+    found = doctor.looks("--store", url)
+    assert (found["code"], found["due"][0]) == (1, "problem")
+    assert "watch has 1 session that has been due for 10m" in found["due"][1]
+    assert found["workers"] == ("ok", "1 process runs agents here: 1 on north.")
+    assert found["connections"][0] == "ok"
+    assert "need up to 8, and each worker up to 8" in found["connections"][1]
+    assert found["queue"] == ("ok", "0 tickets in the queue, none of them old.")
+    assert found["clock"][0] == "ok"
+    aged(url, "INSERT INTO agents (agent, switched_on, by, at, reason) VALUES ('watch', 0, 'ann', 1, '')")
+    assert doctor.looks("--store", url)["due"][0] == "ok"
+
+
+@pytest.mark.postgres
+def test_on_postgresql_what_a_dead_worker_left_is_found(doctor: Doctor, postgres_schema_url: str) -> None:
+    url = postgres_schema_url
+    seed(doctor, url, begun)
+    seed(doctor, url, owned)
+    assert doctor.looks("--store", url)["due"][0] == "ok"
+    aged(url, "UPDATE workers SET alive_until = alive_until - 120000000")
+    found = doctor.looks("--store", url)
+    assert (found["due"][0], "watch has 1 session that has been due for 1m" in found["due"][1]) == ("warning", True)
+    assert "Gone without a word within the hour: halter worker 11 on north" in found["workers"][1]
+
+
+@pytest.mark.postgres
+def test_on_postgresql_tickets_that_pile_up_are_found(doctor: Doctor, postgres_schema_url: str) -> None:
+    url = postgres_schema_url
+    seed(doctor, url, says(RAN))
+    prepare(url)
+
+    async def offered(app: App) -> None:
+        waiting = ProcrastinateQueue(url, app.clock, {"watch": "1"})
+        with psycopg.connect(*connected(url)) as connection:
+            waiting.put(connection, [Ticket(SessionId(f"watch-{number}"), "watch", 0) for number in range(3)])
+
+    seed(doctor, url, offered)
+    assert doctor.looks("--store", url)["queue"] == ("ok", "3 tickets in the queue, none of them old.")
+    aged(url, "UPDATE procrastinate_events SET at = at - interval '2 minutes'")
+    assert "3 tickets wait in the queue, the oldest for 2m" in doctor.looks("--store", url)["queue"][1]
+    seed(doctor, url, says(replace(RAN, agents={"watch": "2"})))
+    assert doctor.looks("--store", url)["queue"][0] == "ok"
+
+
+@pytest.mark.postgres
+def test_on_postgresql_a_clock_that_differs_from_the_databases_is_a_problem(
+    doctor: Doctor, postgres_schema_url: str
+) -> None:
+    url = postgres_schema_url
+    seed(doctor, url, begun)
+    later = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 60000000"
+    aged(url, f"CREATE OR REPLACE FUNCTION microseconds() RETURNS BIGINT VOLATILE LANGUAGE SQL RETURN {later}")
+    found = doctor.looks("--store", url)
+    assert (found["code"], found["clock"][0]) == (1, "problem")
+    assert "behind the database's" in found["clock"][1]
+
+
+def connected(url: str) -> list[Any]:
+    server, _, schema = url.partition("?schema=")
+    return [f"{server}?options=-csearch_path%3D{schema}"]
+
+
+def aged(url: str, statement: str) -> None:
+    """Change the store behind its back, as time would."""
+    with psycopg.connect(*connected(url)) as connection:
+        connection.execute(statement.encode())

@@ -1,0 +1,118 @@
+"""The processes that run agents, as everybody is shown them."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halter.app.desk import workers as desk_workers
+from halter.app.desk.workers import SHOWN, Worker
+from halter.app.opened import LEASE
+from halter.app.words import workers as words
+from halter.core.clock import MINUTE, SECOND
+from halter.core.ids import WorkerId
+from halter.core.workers import About
+from tests.story.test_desk import Office
+
+BOTH = {"mine": "a" * 64, "theirs": "b" * 64}
+ABOUT = About(
+    kind="worker", host="north", pid=11, version="0.7.0", started_at=5, agents=BOTH, concurrency=100, awake=3,
+    residents=2,
+)  # fmt: skip
+
+Says = Callable[..., Awaitable[None]]
+
+
+@pytest.fixture
+def office(make_scribe: Any, tmp_path: Path) -> Office:
+    return Office(make_scribe.on("memory:", tmp_path))
+
+
+@pytest.fixture
+def says(office: Office) -> Says:
+    """Let a worker say something of itself."""
+
+    async def say(name: str, **other: Any) -> None:
+        about = About(**{field: getattr(ABOUT, field) for field in ABOUT.__struct_fields__} | other)
+        await office.ground.store.beat(WorkerId(name), {}, about.said())
+
+    return say
+
+
+async def the_one(office: Office, *agents: str, everything: bool = False) -> Worker:
+    (one,) = await desk_workers.workers(office.desk("viewer", *agents), everything=everything)
+    return one
+
+
+async def test_a_worker_is_shown_with_all_that_it_says_of_itself(office: Office, says: Says) -> None:
+    await says("w1")
+    one = await the_one(office)
+    assert (one.worker, one.kind, one.host, one.pid, one.version, one.since) == (
+        "w1",
+        "worker",
+        "north",
+        11,
+        "0.7.0",
+        5,
+    )
+    assert (one.health, one.alive, one.agents) == ("alive", True, {"mine": "a" * 12, "theirs": "b" * 12})
+    assert words.named(one) == "halter worker 11 on north"
+    assert words.busy(one) == "3 of 100, 2 stay"
+    assert words.agents_of(one) == "mine aaaaaaaaaaaa, theirs bbbbbbbbbbbb"
+    assert words.note(one, office.ground.now()) == ""
+
+
+async def test_who_sees_one_agent_is_shown_only_that_of_a_worker_that_has_two(office: Office, says: Says) -> None:
+    await says("w1", waiting=("mine", "theirs"))
+    await says("w2", agents={"theirs": "1"})
+    one = await the_one(office, "mine")
+    assert (one.worker, list(one.agents), one.waiting) == ("w1", ["mine"], ["mine"])
+    assert "theirs" not in words.note(one, office.ground.now())
+
+
+async def test_one_that_dies_is_shown_for_an_hour_and_afterwards_only_to_who_asks(office: Office, says: Says) -> None:
+    await says("w1")
+    office.ground.time += LEASE + MINUTE
+    one = await the_one(office)
+    assert (one.health, one.alive, words.busy(one)) == ("lapsed", False, "")
+    assert "last heard 1m15s ago" in words.note(one, office.ground.now())
+    office.ground.time += SHOWN
+    assert await desk_workers.workers(office.desk()) == []
+    assert (await the_one(office, everything=True)).worker == "w1"
+
+
+async def test_one_that_ended_in_good_order_is_shown_only_to_who_asks(office: Office, says: Says) -> None:
+    await says("w1")
+    await office.ground.store.leave(WorkerId("w1"))
+    assert await desk_workers.workers(office.desk()) == []
+    one = await the_one(office, everything=True)
+    assert (one.health, one.heard_at) == ("left", None)
+
+
+async def test_a_process_that_only_has_a_conversation_is_no_worker(office: Office) -> None:
+    await office.ground.store.beat(WorkerId("chat"))
+    await office.ground.store.beat(WorkerId("odd"), {}, "{no json")
+    assert await desk_workers.workers(office.desk(), everything=True) == []
+
+
+async def test_one_that_drains_waits_or_refuses_says_so(office: Office, says: Says) -> None:
+    await says("a", closing=True)
+    await says("b", waiting=("mine", "theirs"))
+    await says("c", waiting=("mine",))
+    await says("d", problem="This machine's clock is 9s ahead.")
+    found = {one.worker: one for one in await desk_workers.workers(office.desk())}
+    assert [one.health for one in found.values()] == ["draining", "waits", "alive", "draining"]
+    now = office.ground.now()
+    assert words.note(found["a"], now).startswith("It takes nothing more")
+    assert "newer files of mine, theirs" in words.note(found["b"], now)
+    assert "newer files of mine," in words.note(found["c"], now)
+    assert words.note(found["d"], now) == "This machine's clock is 9s ahead."
+
+
+async def test_a_worker_that_was_heard_lately_is_never_said_to_be_heard_in_the_future(
+    office: Office, says: Says
+) -> None:
+    await says("w1")
+    office.ground.time -= 10 * SECOND
+    assert words.heard(await the_one(office), office.ground.now()) == "0ms ago"
