@@ -20,6 +20,7 @@ from procrastinate.jobs import Job, Status
 from procrastinate.manager import JobManager
 from procrastinate.worker import Worker
 
+from halter.brain.together import demand_wanted
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import StoreError
 from halter.core.events import FORMAT
@@ -76,6 +77,8 @@ class ProcrastinateQueue:
                     async with _opened(self._address) as app:
                         pause = SHORTEST_PAUSE
                         await self._work(app, serve, concurrency)
+                # Its worker answers with what went wrong last, also to whoever told it to stop.
+                demand_wanted()
                 await self._clock.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -139,7 +142,7 @@ def _opened(address: Address) -> Any:
     """Open Procrastinate in the schema of the store."""
     options = {"options": f"-c search_path={address.schema}"}
     connector = PsycopgConnector(
-        conninfo=address.conninfo, kwargs=options, min_size=1, max_size=CONNECTIONS, timeout=10, reconnect_timeout=10
+        conninfo=address.conninfo, kwargs=options, min_size=1, max_size=CONNECTIONS, timeout=5, reconnect_timeout=5
     )
     return App(connector=connector).open_async()
 
