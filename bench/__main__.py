@@ -1,11 +1,12 @@
 """`make bench`: run the measurements and write their results."""
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 
-from bench import autonomy, guard, journal, loop, start, stream, tables
+from bench import autonomy, guard, journal, loop, scale, start, stream, tables
 from bench.measure import Measured, keep, result
 
 
@@ -17,28 +18,41 @@ def main() -> None:
         "guard": guard.run,
         "journal": journal.run,
         "loop": partial(loop.run, quick=asked.quick, only=asked.only),
+        "scale": partial(scale.run, quick=asked.quick),
         "start": start.run,
         "stream": stream.run,
     }
     unknown = set(asked.groups) - set(groups)
     if unknown:
         sys.exit(f"There is no group {', '.join(sorted(unknown))}: there are {', '.join(groups)}.")
+    failed: list[str] = []
     for name in asked.groups or groups:
-        measured = groups[name](1 if asked.quick else asked.rounds, lambda note: print(f"  {note}", file=sys.stderr))
+        try:
+            measured = groups[name](1 if asked.quick else asked.rounds, _say)
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            _say(f"{name} could not be measured, and its last results stay: {error}")
+            failed.append(name)
+            continue
         if asked.quick or asked.only:
             print(tables.section(result(name, *measured)))
         else:
             keep(name, *measured)
     if not (asked.quick or asked.only):
         print(tables.write())
+    if failed:
+        sys.exit(f"Not measured: {', '.join(failed)}.")
+
+
+def _say(note: str) -> None:
+    print(f"  {note}", file=sys.stderr)
 
 
 def _asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument(
-        "groups", nargs="*", help="which: autonomy, guard, journal, loop, start, stream; all if none is named"
+        "groups", nargs="*", help="which: autonomy, guard, journal, loop, scale, start, stream; all if none is named"
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each row is measured")
-    parser.add_argument("--quick", action="store_true", help="one round, with less to do in the loop; keeps nothing")
+    parser.add_argument("--quick", action="store_true", help="one round, with less to do; keeps nothing")
     parser.add_argument(
         "--only",
         action="append",

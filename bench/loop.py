@@ -27,7 +27,10 @@ CACHE = ROOT / ".bench"
 REQUIREMENTS = Path(__file__).parent / "peers" / "requirements"
 WORKLOADS = ("cpu", "growth", "durable", "crowd", "memory", "import")
 PATIENCE = 600
-IMPORT = "import time; before = time.process_time(); {}; print(time.process_time() - before)"
+IMPORT = (
+    "import json, time; cpu, wall = time.process_time(), time.perf_counter(); {}; print(json.dumps({{'values': "
+    "{{'cpu_ms': (time.process_time() - cpu) * 1000, 'wall_ms': (time.perf_counter() - wall) * 1000}}}}))"
+)
 
 Say = Callable[[str], None]
 
@@ -159,8 +162,10 @@ def _measured(contender: Contender, workload: str, *, quick: bool) -> dict[str, 
         return {"failed": f"took more than {PATIENCE} seconds"}
     except subprocess.CalledProcessError as error:
         return {"failed": (error.stderr.strip().splitlines() or ["without a word"])[-1]}
-    last = ended.stdout.splitlines()[-1]
-    return {"values": {"cpu_ms": float(last) * 1000}} if workload == "import" else json.loads(last)
+    try:
+        return json.loads(ended.stdout.splitlines()[-1])
+    except (IndexError, json.JSONDecodeError):
+        return {"failed": "said nothing that could be read"}
 
 
 def _figures(name: str, workload: str, heard: list[dict[str, Any]]) -> Figures:

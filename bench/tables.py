@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from bench import beside, scaled, sizing
 from bench.measure import DOCS, RESULTS
 
 INTRODUCTION = """# Measurements
@@ -15,22 +16,10 @@ TITLES = {
     "guard": "Guard",
     "journal": "Journal",
     "loop": "The loop, beside others",
+    "scale": "Many machines",
     "start": "Starting",
     "stream": "Streams",
 }
-LOOP = """Measured on {measured} in {rounds} rounds, each figure in a fresh process, in a new order each round. Every
-framework runs the same agent in a virtual environment of its own: a fake model behind the framework's own interface,
-which answers at once and asks for one call of `add(a: int, b: int)` in each step; an asynchronous tool whose arguments
-the framework checks; no network. An agent is made once and used for all runs; only openai-agents gets a clone for each
-run, since many runs of one agent slow each other down there. Tracing, telemetry and instrumentation are off wherever
-that is a setting, and limits on steps are lifted. langgraph is the agent that `create_agent` of langchain makes of it.
-
-- A step: CPU time of the process for an answer, its call and the result, in runs of 10 steps.
-- Step 200 against step 3: the mean CPU time of steps 190 to 210 over that of steps 2 to 6, in one run.
-- A crowd: 1,000 runs of 5 steps at once, whose model takes 50 ms; none can be done before 0.3 s have passed.
-- A waiting run: how much memory the process takes for each of 1,000 runs that wait for their first answer.
-- The import: CPU time of importing what an agent is made of, in a fresh process.
-"""
 AUTONOMY = """Measured on {measured}, with {sleepers:,} autonomous sessions asleep in one SQLite file, and one process
 that runs them; the load of the machine was {loads} before and after. A sleeper without sensors is a row and nothing
 else: its memory is how much larger the process is than one on an empty store. Of a crowd each is woken, and sleeps
@@ -40,34 +29,21 @@ and in memory.
 BUSY = """Others were at work on the machine, on more than its cores: lateness and rates are worse than they would be
 on a quiet one. CPU times and memory stand.
 """
-SYNCED = ("pydantic-ai", "agno", "openai-agents", "langgraph")
-"""Peers that let each step reach the disk before the next one."""
-AHEAD = """Where others are ahead: agent-framework and agno need less CPU for a step, for a crowd and for a waiting run,
-and agent-framework, which never syncs, keeps more runs a second. What a step of Halter does besides: four commits with
-a hash chain and holds in three scopes, and every text looked through for secrets. The profile is flat, some 2,500
-function calls a step, a third of it in the commits; settling one effect and admitting the next in one commit would
-halve those. No aim of this group is reached yet:
-"""
-COLUMNS = (
-    ("CPU ms a step", "cpu", "ms_per_step", ".2f"),
-    ("step 200 against step 3", "growth", "ratio", ".2f"),
-    ("crowd, CPU s", "crowd", "cpu_seconds", ".1f"),
-    ("crowd, wall s", "crowd", "wall_seconds", ".1f"),
-    ("kB a waiting run", "memory", "kB_per_run", ".1f"),
-    ("import, CPU ms", "import", "cpu_ms", ",.0f"),
-)
-DURABLE = (
-    ("runs a second", "durable", "runs_per_second", ".1f"),
-    ("CPU ms a run", "durable", "cpu_ms_per_run", ".1f"),
-)
 
 
 def write() -> str:
-    """Write the page anew from all results, and return it."""
-    sections = [section(json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
-    page = "\n".join([INTRODUCTION, *sections])
-    (DOCS / "bench.md").write_text(page)
-    return page
+    """Write the pages anew from all results, and return that of the measurements."""
+    for name, page in pages().items():
+        (DOCS / name).write_text(page)
+    return pages()["bench.md"]
+
+
+def pages() -> dict[str, str]:
+    """Make the pages that are made of results."""
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    sizes = [sizing.page(result) for result in results if result["bench"] == "scale"]
+    page = "\n".join([INTRODUCTION, *(section(result) for result in results)])
+    return {"bench.md": page} | ({"sizing.md": sizes[0]} if any(sizes) else {})
 
 
 def section(result: dict[str, Any]) -> str:
@@ -83,7 +59,8 @@ def section(result: dict[str, Any]) -> str:
         "autonomy": _autonomy,
         "journal": _journal,
         "guard": _guard,
-        "loop": _loop,
+        "loop": beside.told,
+        "scale": scaled.told,
         "start": _start,
         "stream": _stream,
     }[result["bench"]]
@@ -187,65 +164,3 @@ def _guard(result: dict[str, Any]) -> list[str]:
     lines += ["", "| taking secrets out of a hostile megabyte | CPU ms |", "|---|---:|"]
     lines += [f"| {row['name']} | {row['cpu_us'] / 1000:,.0f} |" for row in rows["hostile"]]
     return lines
-
-
-Found = dict[tuple[str, str], dict[str, Any]]
-Column = tuple[str, str, str, str]
-
-
-def _loop(result: dict[str, Any]) -> list[str]:
-    notes = result["notes"]
-    found: Found = {(row["name"], row["workload"]): row for row in result["rows"]}
-    names = sorted({row["name"] for row in result["rows"]}, key=list(notes["versions"]).index)
-    lines = [LOOP.format(**notes), f"| in memory |{_heads(COLUMNS)}", "|---|" + "---:|" * len(COLUMNS)]
-    lines += [f"| {_titled(name, notes)} |{_cells(found, name, COLUMNS)}" for name in names]
-    lines += ["", f"| 10 steps kept on disk, one run at a time |{_heads(DURABLE)} what is kept, and when |"]
-    lines += ["|---|" + "---:|" * len(DURABLE) + "---|"]
-    lines += [
-        f"| {_titled(name, notes)} |{_cells(found, name, DURABLE)} {found[name, 'durable']['note']} |" for name in names
-    ]
-    lines += _told(notes["missing"], result["rows"])
-    return lines + (_aims(found) if ("halter", "cpu") in found else [])
-
-
-def _aims(found: Found) -> list[str]:
-    """Hold our own figures against what we aim at, and say plainly where others are ahead."""
-    own = {workload: row["values"] for (name, workload), row in found.items() if name == "halter"}
-    durable = [found[name, "durable"]["values"] for name in SYNCED if (name, "durable") in found]
-    synced = max(values["runs_per_second"] for values in durable if values)
-    rows = (
-        ("a step, CPU ms", "0.07", f"{own['cpu']['ms_per_step']:.2f}"),
-        ("step 200 against step 3", "1.05", f"{own['growth']['ratio']:.2f}"),
-        ("a crowd, CPU s", "0.5", f"{own['crowd']['cpu_seconds']:.1f}"),
-        ("importing an agent, CPU ms", "200", f"{own['import']['cpu_ms']:.0f}"),
-        ("durable runs, against the best that syncs", "10×", f"{own['durable']['runs_per_second'] / synced:.1f}×"),
-    )
-    return [
-        "",
-        AHEAD,
-        "| what | aim | here |",
-        "|---|---:|---:|",
-        *(f"| {what} | {aim} | {is_} |" for what, aim, is_ in rows),
-    ]
-
-
-def _titled(name: str, notes: dict[str, Any]) -> str:
-    return f"{name} {notes['versions'].get(name, '')}".strip()
-
-
-def _heads(columns: tuple[Column, ...]) -> str:
-    return "".join(f" {head} |" for head, *_ in columns)
-
-
-def _cells(found: Found, name: str, columns: tuple[Column, ...]) -> str:
-    return "".join(
-        f" {format(found[name, workload]['values'][key], shape)} |" if found[name, workload]["values"] else " failed |"
-        for _, workload, key, shape in columns
-    )
-
-
-def _told(missing: dict[str, str], rows: list[dict[str, Any]]) -> list[str]:
-    """Name everybody whose figures are not there, and why."""
-    told = [f"- {name}: {why}" for name, why in missing.items()]
-    told += [f"- {row['name']}, {row['workload']}: failed: {row['failed']}" for row in rows if row["failed"]]
-    return ["", "Not measured:", "", *told] if told else []

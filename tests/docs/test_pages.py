@@ -26,6 +26,12 @@ NOT_RUN = {
     ],
     "docs/drills.md": ["takes minutes"],
     "docs/how-to/dashboard.md": ["needs a second machine", "needs a name and a certificate"],
+    "docs/how-to/deploy.md": [
+        "needs root",
+        "needs Docker",
+        "needs a PostgreSQL server; tests/docs/test_deploy_page.py has one",
+        "needs root",
+    ],
     "docs/how-to/postgres.md": ["needs a PostgreSQL server"],
     "docs/how-to/siem.md": ["it goes on until somebody stops it"],
     "docs/how-to/systemd.md": ["needs root"],

@@ -1,0 +1,154 @@
+"""The loop's part of the page: everybody's figures side by side, and where others are ahead.
+
+Whoever failed or could not be installed is named; the rest of the table stands.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+OWN = "halter"
+LOOP = """Measured on {measured} in {rounds} rounds, each figure in a fresh process, in a new order each round. Every
+framework runs the same agent in a virtual environment of its own: a fake model behind the framework's own interface,
+which answers at once and asks for one call of `add(a: int, b: int)` in each step; an asynchronous tool whose arguments
+the framework checks; no network. An agent is made once and used for all runs; only openai-agents gets a clone for each
+run, since many runs of one agent slow each other down there. Tracing, telemetry and instrumentation are off wherever
+that is a setting, and limits on steps are lifted. langgraph is the agent that `create_agent` of langchain makes of it.
+
+- A step: the time of an answer, its call and the result, in runs of 10 steps; CPU of the process, and wall.
+- Step 200 against step 3: the mean CPU time of steps 190 to 210 over that of steps 2 to 6, in one run.
+- A crowd: 1,000 runs of 5 steps at once, whose model takes 50 ms; none can be done before 0.3 s have passed.
+- A waiting run: how much memory the process takes for each of 1,000 runs that wait for their first answer.
+- The import: importing what an agent is made of, in a fresh process.
+"""
+BESIDES = """What a step of Halter does besides: the intent and the outcome of each request and of each call are
+events of a hash chain, money is held in three scopes before anything is asked, and every text is
+looked through for secrets."""
+
+Found = dict[tuple[str, str], dict[str, float]]
+"""The values by who was measured, and at what."""
+Column = tuple[str, str, str, str]
+"""What stands at its top, the workload, the value, and how it is written."""
+
+COLUMNS: tuple[Column, ...] = (
+    ("CPU ms a step", "cpu", "ms_per_step", ".2f"),
+    ("wall ms a step", "cpu", "wall_ms_per_step", ".2f"),
+    ("step 200 against step 3", "growth", "ratio", ".2f"),
+    ("crowd, CPU s", "crowd", "cpu_seconds", ".1f"),
+    ("crowd, wall s", "crowd", "wall_seconds", ".1f"),
+    ("kB a waiting run", "memory", "kB_per_run", ".1f"),
+    ("import, CPU ms", "import", "cpu_ms", ",.0f"),
+    ("import, wall ms", "import", "wall_ms", ",.0f"),
+)
+DURABLE: tuple[Column, ...] = (
+    ("runs a second", "durable", "runs_per_second", ".1f"),
+    ("wall ms a run", "durable", "wall_ms_per_run", ".1f"),
+    ("CPU ms a run", "durable", "cpu_ms_per_run", ".1f"),
+)
+MORE_IS_BETTER = {"runs_per_second"}
+SYNCED = ("pydantic-ai", "agno", "openai-agents", "langgraph")
+"""Peers that let each step reach the disk before the next one."""
+AIMS: tuple[tuple[str, str, str, float, str], ...] = (
+    ("a step, CPU ms", "cpu", "ms_per_step", 0.07, ".2f"),
+    ("step 200 against step 3", "growth", "ratio", 1.05, ".2f"),
+    ("a crowd, CPU s", "crowd", "cpu_seconds", 0.5, ".1f"),
+    ("importing an agent, CPU ms", "import", "cpu_ms", 200, ".0f"),
+)
+BEST_SYNCED = 10
+"""How many times as many durable runs as the best peer that syncs we aim at."""
+
+
+def told(result: dict[str, Any]) -> list[str]:
+    """Write the loop's tables, where others are ahead, and what is reached of what we aim at."""
+    notes, rows = result["notes"], result["rows"]
+    found: Found = {(row["name"], row["workload"]): row["values"] for row in rows if row["values"]}
+    kept = {row["name"]: row["note"] for row in rows if row["workload"] == "durable"}
+    names = sorted({row["name"] for row in rows}, key=list(notes["versions"]).index)
+    lines = [LOOP.format(**notes), f"| in memory |{_heads(COLUMNS)}", "|---|" + "---:|" * len(COLUMNS)]
+    lines += [f"| {_titled(name, notes)} |{_cells(found, name, COLUMNS)}" for name in names]
+    lines += ["", f"| 10 steps kept on disk, one run at a time |{_heads(DURABLE)} what is kept, and when |"]
+    lines += ["|---|" + "---:|" * len(DURABLE) + "---|"]
+    lines += [f"| {_titled(name, notes)} |{_cells(found, name, DURABLE)} {kept.get(name, '')} |" for name in names]
+    return [*lines, *_unmeasured(notes["missing"], rows), *_ahead(found, names), *_aims(found)]
+
+
+def _titled(name: str, notes: dict[str, Any]) -> str:
+    return f"{name} {notes['versions'].get(name, '')}".strip()
+
+
+def _heads(columns: Sequence[Column]) -> str:
+    return "".join(f" {head} |" for head, *_ in columns)
+
+
+def _cells(found: Found, name: str, columns: Sequence[Column]) -> str:
+    return "".join(f" {_cell(found, name, column)} |" for column in columns)
+
+
+def _cell(found: Found, name: str, column: Column) -> str:
+    """Write one value; what failed, and what was measured before there was such a value, is left open."""
+    _, workload, key, shape = column
+    value = found.get((name, workload), {}).get(key)
+    return "" if value is None else format(value, shape)
+
+
+def _unmeasured(missing: dict[str, str], rows: list[dict[str, Any]]) -> list[str]:
+    """Name everybody whose figures are not there, and why."""
+    told = [f"- {name}: {why}" for name, why in missing.items()]
+    told += [f"- {row['name']}, {row['workload']}: failed: {row['failed']}" for row in rows if row["failed"]]
+    return ["", "Not measured:", "", *told] if told else []
+
+
+def _ahead(found: Found, names: Sequence[str]) -> list[str]:
+    """Say plainly where others are ahead, row by row, with both figures."""
+    if not any(name == OWN for name, _ in found) or len(names) == 1:
+        return []
+    lines = [line for column in (*COLUMNS, *DURABLE) if (line := _behind(found, names, column))]
+    if not lines:
+        return ["", "### Where others are ahead", "", "Nowhere in this table."]
+    return ["", "### Where others are ahead", "", *lines, "", BESIDES]
+
+
+def _behind(found: Found, names: Sequence[str], column: Column) -> str:
+    head, workload, key, shape = column
+    own = found.get((OWN, workload), {}).get(key)
+    if own is None:
+        return ""
+    better = _more if key in MORE_IS_BETTER else _less
+    values = {name: found[name, workload][key] for name in names if key in found.get((name, workload), {})}
+    ahead = [name for name, value in values.items() if better(value, own)]
+    ahead.sort(key=lambda name: values[name], reverse=key in MORE_IS_BETTER)
+    others = ", ".join(f"{name} {format(values[name], shape)}{_unsynced(name, workload)}" for name in ahead)
+    return f"- {head}: {others}; Halter {format(own, shape)}." if ahead else ""
+
+
+def _more(one: float, other: float) -> bool:
+    return one > other
+
+
+def _less(one: float, other: float) -> bool:
+    return one < other
+
+
+def _unsynced(name: str, workload: str) -> str:
+    return " (which never syncs)" if workload == "durable" and name not in SYNCED else ""
+
+
+def _aims(found: Found) -> list[str]:
+    """Hold our own figures against what we aim at, as far as they are there."""
+    rows = [*_reached(found)]
+    table = ["| what | aim | here | reached |", "|---|---:|---:|---|"]
+    return ["", "### What we aim at", "", *table, *rows] if rows else []
+
+
+def _reached(found: Found) -> Iterator[str]:
+    for what, workload, key, aim, shape in AIMS:
+        value = found.get((OWN, workload), {}).get(key)
+        if value is not None:
+            yield f"| {what} | {aim:g} | {format(value, shape)} | {'yes' if value <= aim else 'no'} |"
+    own = found.get((OWN, "durable"))
+    synced = [found[name, "durable"]["runs_per_second"] for name in SYNCED if (name, "durable") in found]
+    if own is not None and synced:
+        times = own["runs_per_second"] / max(synced)
+        yield (
+            f"| durable runs, against the best that syncs | {BEST_SYNCED}× | {times:.1f}× "
+            f"| {'yes' if times >= BEST_SYNCED else 'no'} |"
+        )

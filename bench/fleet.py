@@ -1,0 +1,305 @@
+"""A fleet on one machine: a real PostgreSQL, real `halter worker` processes, and sessions that sleep until they wake.
+
+Sessions are made as the runtime makes them: begun, claimed and put to sleep by events. What anything cost is read
+from /proc, for the workers and for PostgreSQL apart, so that it is known also where the cores are the bound.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from halter.app.agent import trust_of
+from halter.config.trust import folder_digest
+from halter.core.clock import HOUR, SECOND, SystemClock
+from halter.core.events import SessionParked, SessionStarted
+from halter.core.ids import SortableIds, WorkerId
+from halter.core.ports import Lease
+from halter.journal.open import open_store
+from halter.journal.store import JournalStore
+from halter.settings import read_settings
+from halter.state import life
+
+CLOCK = SystemClock()
+IDS = SortableIds(CLOCK.now)
+TOGETHER = 2_000
+"""How many writes are on their way at once while sleepers are made."""
+PATIENCE = 120.0
+TICK = os.sysconf("SC_CLK_TCK")
+
+AGENT_FILE = """name: {name}
+model: scripted
+script: script.yaml
+autonomy: {{enabled: true, idle_timeout: 0}}
+"""
+TOOLS = """
+from halter import tool
+
+@tool(level="SAFE", effect="read")
+async def look(number: int) -> str:
+    "Look once."
+    return f"looked {number}."
+"""
+FLEET_FILE = """limits: {max_cost_usd_per_day: 1000000}
+agents: {limits: {max_cost_usd: 1000, max_cost_usd_per_day: 1000000}}
+models: {"scripted:script": {price: {input: 1, output: 5}}}
+"""
+"""The model has a price, so every step holds money: of its session, of its agent, and of the fleet, which all share."""
+LOOK = '- {{repeat: true, unless: "looked {0}.", calls: [{{tool: look, arguments: {{number: {0}}}}}], usage: {1}}}\n'
+SLEEP = "- {{repeat: true, calls: [{{tool: yield, arguments: {{mode: sleep, sleep: 2d}}}}], usage: {0}}}\n"
+USAGE = "{input_tokens: 900, output_tokens: 40}"
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a fleet lives: its agents by their steps for each wake, and what its processes are told."""
+
+    folder: Path
+    agents: Mapping[int, Path]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What a worker finds in its environment; nothing of this machine's own."""
+        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "LANG")}
+        return kept | {"HOME": str(self.folder), "HALTER_PERSON": "bench"}
+
+
+def name_of(steps: int) -> str:
+    """Name the agent that takes so many steps in each turn."""
+    return f"steps{steps}"
+
+
+def settled(folder: Path, steps: Sequence[int]) -> Home:
+    """Write the agents' folders, and trust them."""
+    home = Home(folder, {number: folder / name_of(number) for number in steps})
+    (folder / "halter.yaml").write_text(FLEET_FILE)
+    settings = read_settings(home.environ, folder)
+    for number, agent in home.agents.items():
+        agent.mkdir()
+        script = "".join(LOOK.format(place, USAGE) for place in range(1, number)) + SLEEP.format(USAGE)
+        written = {"agent.yaml": AGENT_FILE.format(name=name_of(number)), "script.yaml": script, "tools.py": TOOLS}
+        for name, text in written.items():
+            (agent / name).write_text(text)
+        trust_of(settings).trust(agent, folder_digest(agent), "bench", 0)
+    return home
+
+
+def opened(url: str) -> JournalStore:
+    """Open a store whose leases nobody needs to renew."""
+    return open_store(url, clock=CLOCK, ids=IDS, lease=HOUR)
+
+
+async def begun(store: JournalStore, agent: str, numbers: Sequence[int]) -> None:
+    """Begin sessions, which are due at once."""
+    definition = await store.put(b"{}")
+    events = [
+        SessionStarted(
+            session=f"{agent}-{number}",
+            agent=agent,
+            kind="autonomous",
+            started_by="bench",
+            definition=definition,
+            folder=definition,
+        )
+        for number in numbers
+    ]
+    await asyncio.gather(*(store.commit(life.start(event)) for event in events))
+
+
+async def asleep(store: JournalStore, agent: str, wakes: Mapping[int, int]) -> None:
+    """Begin sessions and put each to sleep until its moment. Nobody else may be claiming."""
+    worker, numbers = WorkerId("maker"), list(wakes)
+    for first in range(0, len(numbers), TOGETHER):
+        await begun(store, agent, numbers[first : first + TOGETHER])
+        leases = await store.claim(worker, TOGETHER)
+        await asyncio.gather(*(_sleeps(store, lease, wakes) for lease in leases))
+
+
+async def _sleeps(store: JournalStore, lease: Lease, wakes: Mapping[int, int]) -> None:
+    wake_at = wakes[int(lease.session.rpartition("-")[2])]
+    parked = SessionParked(state="SLEEPING", wake_at=wake_at)
+    await store.commit(life.park(lease, f"{lease.session}/{lease.generation}/parked", parked))
+
+
+class Database:
+    """One's own look at the server: what stands in a schema, and what the server has done."""
+
+    def __init__(self, url: str, data: Path, schema: str) -> None:
+        self._connection = psycopg.connect(url, autocommit=True)
+        self._data = data
+        self.url = f"{url}?schema={schema}"
+        self._schema = schema
+        self._connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
+
+    def close(self) -> None:
+        """Leave it."""
+        self._connection.close()
+
+    def drop(self) -> None:
+        """Take the schema away, so that the next one begins on the same ground."""
+        self._connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(self._schema)))
+        self.checkpoint()
+
+    def ask(self, question: str, *values: object) -> list[tuple[Any, ...]]:
+        """Ask in plain SQL."""
+        return self._connection.execute(question.encode(), values).fetchall()
+
+    def number(self, question: str, *values: object) -> float:
+        """Ask for one number."""
+        return float(self.ask(question, *values)[0][0] or 0)
+
+    def checkpoint(self) -> None:
+        """Write out what was put off, so that it is not charged to what comes next."""
+        self._connection.execute("CHECKPOINT")
+
+    def counters(self) -> dict[str, float]:
+        """Tell what the server has written and committed so far."""
+        self.ask("SELECT pg_stat_force_next_flush()")
+        [(wal, syncs)] = self.ask("SELECT wal_bytes, wal_sync FROM pg_stat_wal")
+        commits = self.number("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
+        return {"wal": float(wal), "syncs": float(syncs), "commits": commits, **self.sizes()}
+
+    def sizes(self) -> dict[str, float]:
+        """Tell how many bytes the schema takes, with its indexes, and the events of that."""
+        tables = "FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace(%s)"
+        found = self.ask(f"SELECT pg_total_relation_size(oid), relname {tables}", self._schema)
+        sizes = {name: float(size) for size, name in found}
+        return {"kept": sum(sizes.values()), "events_kept": sizes.get("events", 0.0)}
+
+    def rows(self) -> dict[str, int]:
+        """Count the rows of the tables that hold something."""
+        names = self._connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [self._schema])
+        counted = {str(name): self._rows(str(name)) for (name,) in names}
+        return {name: count for name, count in sorted(counted.items()) if count}
+
+    def _rows(self, table: str) -> int:
+        found = self._connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchone()
+        return 0 if found is None else found[0]
+
+    def connections(self) -> int:
+        """Count the connections of everybody but this one."""
+        others = (
+            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        return int(self.number(others))
+
+    def cpu(self) -> float:
+        """Tell the CPU seconds of the server: of all its processes, and of those that are gone."""
+        server = self._server()
+        return sum(cpu_of(pid) for pid in (server, *children(server))) + cpu_of(server, gone=True)
+
+    def memory_of_connections(self) -> float:
+        """Tell how many megabytes each connection takes of its own."""
+        found = self._connection.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'")
+        sizes = [private_mb(pid) for (pid,) in found]
+        return sum(sizes) / len(sizes)
+
+    def _server(self) -> int:
+        return int((self._data / "postmaster.pid").read_text().split()[0])
+
+
+def cpu_of(pid: int, *, gone: bool = False) -> float:
+    """Tell the CPU seconds of a process so far, or of its children that are gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    first = 13 if gone else 11
+    return (int(fields[first]) + int(fields[first + 1])) / TICK
+
+
+def children(pid: int) -> list[int]:
+    """List the processes that a process has started."""
+    return [int(found) for found in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def private_mb(pid: int) -> float:
+    """Tell how much memory a process has for itself alone."""
+    told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(int(size) for size in re.findall(r"^Private_\w+:\s+(\d+) kB", told, re.MULTILINE)) / 1024
+
+
+def resident_mb(pid: int) -> float:
+    """Tell how much memory a process takes."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return 0.0 if found is None else int(found[1]) / 1024
+
+
+class Workers:
+    """Some workers, each a process of its own."""
+
+    def __init__(self, running: Sequence["subprocess.Popen[bytes]"], log: Path) -> None:
+        self._running = running
+        self._log = log
+
+    @property
+    def pids(self) -> list[int]:
+        """Their processes; if one is gone, nothing can be measured any more."""
+        if any(worker.poll() is not None for worker in self._running):
+            raise RuntimeError(f"A worker has ended: {self._log.read_text()[-500:]}")
+        return [worker.pid for worker in self._running]
+
+    def cpu(self) -> float:
+        """Tell the CPU seconds of all of them so far."""
+        return sum(cpu_of(pid) for pid in self.pids)
+
+
+@contextmanager
+def workers(home: Home, steps: Sequence[int], database: Database, number: int) -> Iterator[Workers]:
+    """Start so many workers, and return when all are known to each other; end them without ceremony."""
+    command = [sys.executable, "-m", "halter", "worker", *(str(home.agents[each]) for each in steps)]
+    log = home.folder / "workers.log"
+    with log.open("ab") as output:
+        running = [
+            subprocess.Popen(
+                [*command, "--json", "--store", database.url],
+                cwd=home.folder,
+                env=home.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+            )
+            for _ in range(number)
+        ]
+    try:
+        started = Workers(running, log)
+        _wait_for(started, database, number)
+        yield started
+    finally:
+        for worker in running:
+            worker.send_signal(signal.SIGKILL)
+        for worker in running:
+            worker.wait()
+
+
+def _wait_for(started: Workers, database: Database, number: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    alive = "SELECT count(*) FROM workers WHERE about <> '' AND alive_until >= microseconds()"
+    while started.pids and time.monotonic() < deadline:
+        if database.number("SELECT count(*) FROM pg_tables WHERE tablename = 'tickets'") and (
+            database.number(alive) >= number
+        ):
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"The workers were not there in time: {started.pids}")
+
+
+def moment(seconds: float) -> int:
+    """Name the moment that is so many seconds away."""
+    return CLOCK.now() + round(seconds * SECOND)
+
+
+async def until(at: int) -> None:
+    """Wait for a moment."""
+    await asyncio.sleep(max(0, at - CLOCK.now()) / SECOND)
