@@ -37,6 +37,9 @@ FOLLOWING = {
 }
 """These go on until somebody interrupts them."""
 
+SHARED = set(EXAMPLES["worker"])
+"""These need a PostgreSQL server, and are told of in tests of their own."""
+
 LONG = set(EXAMPLES["demo"])
 """A night takes a while: the demo has tests of its own."""
 
@@ -131,7 +134,7 @@ def test_there_are_examples_of_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    sorted({line for lines in EXAMPLES.values() for line in lines} - FOLLOWING - LONG),
+    sorted({line for lines in EXAMPLES.values() for line in lines} - FOLLOWING - LONG - SHARED),
     ids=lambda line: line[7:40],
 )
 def test_every_example_works(home: Path, line: str) -> None:
@@ -206,7 +209,7 @@ def test_an_answer_in_json_is_json_and_nothing_else(home: Path, line: str) -> No
 
 def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
     asked = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
-    assert set(ALL) - asked == {"up", "serve", "tail", "chat", "demo", "resume"}
+    assert set(ALL) - asked == {"up", "worker", "serve", "tail", "chat", "demo", "resume"}
 
 
 @pytest.mark.parametrize(
