@@ -53,6 +53,7 @@ bench: setup system
 soak: setup system
 	$(BIN)/python -m pytest -m soak --timeout 3600
 	$(BIN)/halter drill race --seeds 1000
+	$(BIN)/halter drill chaos --json
 
 # Keeps the versions that are pinned already; `make lock UPGRADE=--upgrade` takes the newest ones.
 lock: setup

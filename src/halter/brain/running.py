@@ -30,7 +30,7 @@ from halter.core.windows import window_end
 from halter.guard.approvals import ask, cap_question
 from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer, NeedsPerson
-from halter.guard.flight import RateUsedUp, StillHeld
+from halter.guard.flight import RateUsedUp, StillHeld, to_its_end
 from halter.guard.gatehouse import Gatehouse
 from halter.guard.request import Answered, FailedRequest, RefusedRequest, Request
 from halter.state import life
@@ -222,7 +222,7 @@ class Running(Resting):
 
     async def settle_up(self) -> None:
         """Write down, even if nobody waits for it any more, an outcome that was left for what would follow."""
-        await asyncio.shield(self._gatehouse.purse.settle_up(self.lease))
+        await to_its_end(self._gatehouse.purse.settle_up(self.lease))
 
     def _spend(self, usd: int, tokens: int = 0) -> None:
         self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)

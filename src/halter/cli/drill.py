@@ -96,28 +96,40 @@ def _run(name: str, setting: "Setting", console: Console) -> Generator[Done]:
 
     kind = kind_of(setting.store)
     wanted = [find(each) for each in (DRILLS if name == ALL else (name,))]
+    # One that runs on PostgreSQL only brings a server of its own, if no store is named.
+    bringing = [each for each in wanted if setting.store is None and kind not in each.stores]
     fitting = [each for each in wanted if kind in each.stores]
-    if not fitting:
+    if not fitting and not bringing:
         fail(f"The drill {name} runs on {' and '.join(wanted[0].stores)} only: name another --store.", WRONG_USE)
-    also = [each for each in wanted if "postgresql" in each.stores and name == ALL and setting.store is None]
+    also = [each for each in fitting if "postgresql" in each.stores and name == ALL and setting.store is None]
     lacking = _lacking() if also else ""
     if lacking:
         console.print(f"PostgreSQL is left out. {lacking}", markup=False)
-        also = []
-    places = _places(len(fitting) + len(also))
+        also = bringing = []
+    places = _places(len(fitting) + len(also) + len(bringing))
     yield from _on(fitting, setting, console, places)
     if also:
         with _server() as url:
             yield from _on(also, replace(setting, store=url), console, places)
+    if bringing:
+        with _set_up():
+            yield from _on(bringing, setting, console, places)
 
 
 @contextmanager
 def _server() -> Generator[str]:
-    from halter.testing.postgres import PostgresMissing, throwaway_cluster
+    from halter.testing.postgres import throwaway_cluster
+
+    with _set_up(), throwaway_cluster() as cluster:
+        yield cluster.url
+
+
+@contextmanager
+def _set_up() -> Generator[None]:
+    from halter.testing.postgres import PostgresMissing
 
     try:
-        with throwaway_cluster() as cluster:
-            yield cluster.url
+        yield
     except CalledProcessError as error:
         said = " ".join(error.stderr.decode("utf-8", "replace").split())
         raise PostgresMissing(
@@ -149,7 +161,8 @@ def _on(drills: Iterable["Drill"], setting: "Setting", console: Console, places:
 
     for each in drills:
         began = time.monotonic()
-        name = f"{next(places)}{each.name} on {kind_of(setting.store)}"
+        kind = kind_of(setting.store)
+        name = f"{next(places)}{each.name} on {kind if kind in each.stores else each.stores[0]}"
         with _progress(name, console) as progress, in_words():
             result = each.run(replace(setting, progress=progress))
         done = Done(each, result, time.monotonic() - began)

@@ -15,7 +15,8 @@ from typing import Any, Final
 import psycopg
 import psycopg_pool
 from procrastinate import App, PsycopgConnector, SyncPsycopgConnector
-from procrastinate.exceptions import ConnectorException
+from procrastinate.exceptions import AppNotOpen, ConnectorException
+from procrastinate.job_context import JobContext
 from procrastinate.jobs import Job, Status
 from procrastinate.manager import JobManager
 from procrastinate.worker import Worker
@@ -36,10 +37,10 @@ HEARTBEAT_SECONDS: Final = 5.0
 STALLED_SECONDS: Final = 30.0
 """After how long without a heartbeat a worker of the queue is taken for dead, and its jobs are dropped."""
 SHORTEST_PAUSE: Final = SECOND // 10
-LONGEST_PAUSE: Final = 5 * SECOND
+LONGEST_PAUSE: Final = SECOND
 CONNECTIONS: Final = 4
 
-_AWAY: Final = (ConnectorException, psycopg.Error, psycopg_pool.PoolTimeout)
+_AWAY: Final = (AppNotOpen, ConnectorException, psycopg.Error, psycopg_pool.PoolTimeout)
 
 
 class ProcrastinateQueue:
@@ -74,6 +75,7 @@ class ProcrastinateQueue:
             pause = SHORTEST_PAUSE
             while True:
                 with suppress(*_AWAY):
+                    await _reached(self._address)
                     async with _opened(self._address) as app:
                         pause = SHORTEST_PAUSE
                         await self._work(app, serve, concurrency)
@@ -107,10 +109,26 @@ class _Worker(Worker):
     """Procrastinate's worker, which stops when it can no longer hear or be heard, so that it is started anew.
 
     It watches over its side tasks until the first of them is done, and without periodic tasks that one is done at once.
+    So that one forgets, again and again, what the dead have left.
     """
 
     async def _periodic_deferrer(self) -> None:
-        await asyncio.Event().wait()
+        while True:
+            await asyncio.sleep(STALLED_SECONDS)
+            await _drop_stalled(self.app)
+            await self.app.job_manager.prune_stalled_workers(STALLED_SECONDS)
+
+    async def _monitor_side_tasks(self, side_tasks: list[asyncio.Task[Any]]) -> None:
+        await super()._monitor_side_tasks(side_tasks)
+        # Whoever waits for a connection waits for the pool to look again, and it takes its time.
+        await self.app.connector.close_async()
+
+    async def _process_job(self, context: JobContext) -> None:
+        try:
+            await super()._process_job(context)
+        except _AWAY:
+            # What could not be ticked off belongs to nobody once this has stopped, and is dropped then.
+            self.stop()
 
 
 def queue_of(agent: str, version: str) -> str:
@@ -136,6 +154,12 @@ async def _drop_stalled(app: App) -> None:
         # Somebody else may have dropped it at the same time.
         with suppress(ConnectorException):
             await jobs.finish_job(job, Status.FAILED, delete_job=True)
+
+
+async def _reached(address: Address) -> None:
+    """See whether the server is there: the library would wait for it, and longer each time."""
+    async with await psycopg.AsyncConnection.connect(address.conninfo):
+        pass
 
 
 def _opened(address: Address) -> Any:

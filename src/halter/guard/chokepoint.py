@@ -23,7 +23,7 @@ from halter.core.ports import Committed, Lease, Store, Write, kept, said
 from halter.core.text import from_body, to_body
 from halter.core.tools import Failed, Happened, Happening, Output, Permit, Tool, Unstoppable, Valid
 from halter.core.vocabulary import Outcome
-from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, unless_halted
+from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, to_its_end, unless_halted
 from halter.guard.halts import HaltWatch
 from halter.guard.judge import Approval, Asked, judge, rows_of
 from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth, charged
@@ -199,7 +199,7 @@ class Door:
             truth = await self._truth(acting, flight.name, act)
         except asyncio.CancelledError:
             stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
-            await asyncio.shield(self._settle(lease, flight, _what_is_known(acting, stopped), began))
+            await to_its_end(self._settle(lease, flight, _what_is_known(acting, stopped), began))
             raise
         return await self._settle(lease, flight, truth, began, goes_on=act.goes_on)
 

@@ -1,8 +1,8 @@
 """What both doors share: something is in flight until it is done, its time is up, or somebody halts it."""
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -61,6 +61,16 @@ async def unless_halted(halts: HaltWatch, scopes: Iterable[str], acting: asyncio
         if not acting.done():
             acting.cancel()
             await asyncio.wait((acting,))
+
+
+async def to_its_end(act: Coroutine[Any, Any, T]) -> T:
+    """Do something that is not left undone if whoever waits for it is cancelled.
+
+    What goes wrong when nobody waits for it any more is told to nobody: the journal knows what was not written.
+    """
+    doing = asyncio.ensure_future(act)
+    doing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    return await asyncio.shield(doing)
 
 
 async def _first_of(acting: asyncio.Future[T], halted: asyncio.Future[str], allowed: int) -> None:

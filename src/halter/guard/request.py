@@ -42,7 +42,7 @@ from halter.core.usage import PriceTable, Rates, Unpriced, Usage
 from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.anonymize import Anonymized, anonymized
 from halter.guard.ask import Standing
-from halter.guard.flight import ERROR_KEPT, Halted, RateUsedUp, Redact, StillHeld, outcome_of, unless_halted
+from halter.guard.flight import ERROR_KEPT, Halted, RateUsedUp, Redact, StillHeld, outcome_of, to_its_end, unless_halted
 from halter.guard.halts import HaltWatch
 from halter.guard.mask import Masks, masked, masked_reply
 from halter.guard.purse import LONGEST_LOOK, Purse, Truth, charged
@@ -273,7 +273,7 @@ class ModelDoor:
             reply = await unless_halted(self._halts, scopes, acting, allowed)
         except asyncio.CancelledError:
             stopped = self._cut(flying, acting, "cancelled", "CancelledError: the session was cancelled")
-            await asyncio.shield(self._failed(flying, stopped))
+            await to_its_end(self._failed(flying, stopped))
             raise
         except TimeoutError:
             late = f"TimeoutError: {flying.admitted.flight.name} took longer than it may"

@@ -14,7 +14,7 @@ Tell = Callable[[str], None]
 """Hears a sentence about what is wrong with the store, or nothing when it is well again."""
 
 SHORTEST_PAUSE: Final = SECOND // 20
-LONGEST_PAUSE: Final = 5 * SECOND
+LONGEST_PAUSE: Final = SECOND
 
 
 def nobody(_: str) -> None:

@@ -6,12 +6,13 @@ It is made of the machine's own binaries, in a temporary folder, on a free port 
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from halter.core.errors import HalterError
 
 DEBIAN: Final = Path("/usr/lib/postgresql")
 START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 8.0
 
 # The shell waits for the server, and stops it when nobody holds the other end of the shell's input any more.
 # So the server never outlives the program that wanted it, not even one that was killed.
@@ -73,7 +75,24 @@ class Cluster:
             return
         if server.stdin is not None:
             server.stdin.close()
+        try:
+            server.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            # It says goodbye to everybody who comes: clients that come back at once can keep it from ending for ever.
+            self._kill(server)
+
+    def _kill(self, server: subprocess.Popen[bytes]) -> None:
+        """End it with SIGKILL, and wait for those that it leaves behind: they would be in the way of the next one."""
+        left: list[str] = []
+        # It may have ended by itself at this very moment.
+        with suppress(OSError):
+            postmaster = (self.data / "postmaster.pid").read_text().split()[0]
+            left = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait(START_SECONDS)
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in left):
+            time.sleep(0.01)
 
     @property
     def _log(self) -> Path:

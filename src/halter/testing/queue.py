@@ -70,6 +70,9 @@ async def _served(serve: Serve, ticket: Ticket) -> None:
 def _done(running: set[asyncio.Task[None]], ear: asyncio.Event) -> Callable[[asyncio.Task[None]], None]:
     def done(task: asyncio.Task[None]) -> None:
         running.discard(task)
+        if not task.cancelled():
+            # Whoever serves knows what went wrong: here it is nobody's affair.
+            task.exception()
         ear.set()
 
     return done

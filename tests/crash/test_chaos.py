@@ -1,0 +1,48 @@
+"""The drill of many machines, in short: it finds nothing where nothing is wrong, and a fence that is gone."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from halter.cli import build
+from halter.drills.chaos import LEFT_OUT, run
+from halter.drills.chaos_plan import ROUND, STOPPED, WORKERS, beginnings, planned, rounds
+from halter.drills.drill import Setting
+
+pytestmark = [pytest.mark.postgres, pytest.mark.timeout(400)]
+
+
+@pytest.mark.usefixtures("postgres_binaries")
+def test_workers_that_are_killed_and_stopped_lose_nothing_and_do_nothing_twice() -> None:
+    answer = CliRunner().invoke(build(), ["drill", "chaos", "--seeds", "30", "--json"])
+    result = json.loads(answer.stdout)
+    assert result["detail"]["violations"] == []
+    assert (answer.exit_code, result["drill"], result["store"], result["cases"]) == (0, "chaos", "postgresql", 30)
+    happened = [result["detail"][what] for what in ("kills", "stops", "server_stopped")]
+    assert happened == [1, 1, 1]
+    assert result["detail"]["orphans"] > 0
+    assert "chaos on postgresql" in answer.stderr
+
+
+def test_a_fence_that_is_gone_is_found(postgres_url: str) -> None:
+    result = run(Setting(postgres_url, 20, teeth=True))
+    assert any("was written by generation" in sentence for sentence in result.detail["violations"])
+    assert result.detail["left_out"] == LEFT_OUT
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_plan_leaves_one_worker_alone_at_any_moment(seed: int) -> None:
+    plan = planned(seed, rounds(300))
+    assert [blow.at for blow in plan] == sorted(blow.at for blow in plan)
+    for blow in plan:
+        soon = {other.place for other in plan if other.what in ("kill", "stop") and 0 <= other.at - blow.at < 5}
+        stopped = {other.place for other in plan if other.what == "stop" and 0 <= blow.at - other.at < STOPPED}
+        assert len(soon | stopped) < WORKERS
+
+
+def test_every_session_begins_while_something_happens() -> None:
+    for sessions in (1, 7, 30, 300, 1000):
+        moments = beginnings(sessions, rounds(sessions))
+        assert len(moments) == sessions
+        assert 0 < min(moments) <= max(moments) < rounds(sessions) * ROUND

@@ -1,0 +1,81 @@
+"""The judge of the chaos drill finds what is wrong where it is, and only there."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halter.core.clock import SECOND
+from halter.drills.chaos_judge import LEASE, Orphan, Seen, lateness, shared, unended, unpaid
+from halter.drills.chaos_workers import Worker
+from halter.drills.checker import Fact
+
+
+def fact(kind: str, at: float = 0, generation: int = 1, session: str = "courier.sleeps-1", **facts: Any) -> Fact:
+    return Fact(f"session:{session}", 1, kind, round(at * SECOND), generation, facts)
+
+
+def worker(folder: Path, name: str, *lines: tuple[str, int, int]) -> Worker:
+    """Make one that has said so much, and was cut off in the middle of a word."""
+    said = [{"name": "it", "stream": stream, "seq": seq, "generation": own, "hash": ""} for stream, seq, own in lines]
+    (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in said) + '{"name": "session_wo')
+    with subprocess.Popen(["/bin/true"]) as process:
+        return Worker(name, process, folder / name, folder / name)
+
+
+def test_two_workers_in_one_generation_are_found(tmp_path: Path) -> None:
+    anna = worker(tmp_path, "anna", ("session:one", 1, 1), ("session:one", 5, 3), ("session:one/in", 1, 2))
+    bert = worker(tmp_path, "bert", ("session:one", 3, 2), ("session:one/in", 2, 2), ("session:two", 1, 1))
+    assert list(shared([anna, bert])) == []
+    carl = worker(tmp_path, "carl", ("session:one", 4, 2))
+    assert list(shared([anna, bert, carl])) == ["Generation 2 of session:one was written by bert and carl."]
+
+
+def test_what_was_taken_for_paid_and_was_not_is_found_and_the_other_way_round() -> None:
+    events = [fact("call_started", call="a", tool="pay"), fact("call_settled", call="a", outcome="ok")]
+    assert list(unpaid(events, {"a": 1})) == []
+    assert list(unpaid(events, {})) == ["The call a is taken for done and had no effect."]
+    assert list(unpaid(events, {"a": 1, "b": 1})) == ["The call b had its effect, and there is no intent of it."]
+
+
+def test_a_session_that_ends_twice_otherwise_or_not_at_all_is_found() -> None:
+    well = fact("session_ended", state="COMPLETED")
+    assert list(unended([well], 1)) == []
+    for events in ([], [well, well], [fact("session_ended", state="ERROR")]):
+        assert len(list(unended(events, 1))) == 1
+
+
+ORPHAN = Orphan("courier.sleeps-1", 1, 10 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("resumed", "blows", "longest"),
+    [
+        (11.5, [], 1.5),
+        (12.5, [], 2.5),
+        (9.0, [], 0.0),
+        (16.0, [("restart", 9, 15)], 1.0),
+        (19.0, [("restart", 9, 15)], 4.0),
+        (19.0, [("restart", 20, 25)], 9.0),
+        (28.0, [("kill", 11, 11)], 28 - 11 - LEASE / SECOND),
+        (28.0, [("kill", 9, 9)], 18.0),
+        (28.0, [("go on", 11, 11)], 18.0),
+    ],
+)
+def test_an_orphan_is_late_by_the_time_in_which_somebody_could_have_gone_on(
+    resumed: float, blows: list[tuple[str, int, int]], longest: float
+) -> None:
+    seen = Seen(blows=[(what, begin * SECOND, end * SECOND) for what, begin, end in blows], orphans=[ORPHAN])
+    late, found = lateness([fact("session_woken", 1), fact("session_woken", resumed, 2)], seen)
+    assert found == round(longest * SECOND)
+    assert bool(late) == (longest > 2)
+
+
+def test_an_orphan_that_nobody_goes_on_with_is_found_unless_it_was_over() -> None:
+    seen = Seen(orphans=[ORPHAN])
+    assert lateness([fact("session_woken", 1)], seen)[0] == [
+        "Nobody went on with courier.sleeps-1 after its owner was gone."
+    ]
+    assert lateness([fact("session_ended", 1)], seen) == ([], 0)

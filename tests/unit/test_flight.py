@@ -1,0 +1,56 @@
+"""What is not left undone: it comes to its end, whoever waits for it."""
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from halter.core.errors import LeaseLost
+from halter.guard.flight import to_its_end
+
+
+async def test_it_goes_on_when_whoever_waits_is_cancelled() -> None:
+    go_on, done = asyncio.Event(), asyncio.Event()
+
+    async def act() -> None:
+        await go_on.wait()
+        done.set()
+
+    waiting = asyncio.create_task(to_its_end(act()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    go_on.set()
+    await done.wait()
+
+
+async def test_whoever_waits_hears_what_went_wrong() -> None:
+    async def act() -> None:
+        raise LeaseLost("It belongs to somebody else.")
+
+    with pytest.raises(LeaseLost):
+        await to_its_end(act())
+
+
+async def test_what_goes_wrong_when_nobody_waits_any_more_is_told_to_nobody() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    go_on, begun = asyncio.Event(), asyncio.Event()
+
+    async def act() -> None:
+        begun.set()
+        await go_on.wait()
+        raise LeaseLost("It belongs to somebody else.")
+
+    waiting = asyncio.create_task(to_its_end(act()))
+    await begun.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    go_on.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert told == []
