@@ -163,12 +163,30 @@ async def _reached(address: Address) -> None:
 
 
 def _opened(address: Address) -> Any:
-    """Open Procrastinate in the schema of the store."""
-    options = {"options": f"-c search_path={address.schema}"}
+    """Open Procrastinate in the schema of the store.
+
+    Each of its statements stands alone, and a connection that is lost is noticed when it is used: so nothing is sent
+    but the statement itself.
+    """
     connector = PsycopgConnector(
-        conninfo=address.conninfo, kwargs=options, min_size=1, max_size=CONNECTIONS, timeout=5, reconnect_timeout=5
+        pool_factory=_unchecked,
+        conninfo=address.conninfo,
+        kwargs={"options": f"-c search_path={address.schema}"},
+        configure=_alone,
+        min_size=1,
+        max_size=CONNECTIONS,
+        timeout=5,
+        reconnect_timeout=5,
     )
     return App(connector=connector).open_async()
+
+
+async def _alone(connection: psycopg.AsyncConnection[Any]) -> None:
+    await connection.set_autocommit(True)
+
+
+def _unchecked(**options: Any) -> psycopg_pool.AsyncConnectionPool:
+    return psycopg_pool.AsyncConnectionPool(**{**options, "check": None})
 
 
 def prepare(url: str) -> None:
