@@ -185,8 +185,9 @@ async def _alone(connection: psycopg.AsyncConnection[Any]) -> None:
     await connection.set_autocommit(True)
 
 
-def _unchecked(**options: Any) -> psycopg_pool.AsyncConnectionPool:
-    return psycopg_pool.AsyncConnectionPool(**{**options, "check": None})
+def _unchecked(*, check: object, **options: Any) -> psycopg_pool.AsyncConnectionPool:
+    del check
+    return psycopg_pool.AsyncConnectionPool(**options)
 
 
 def prepare(url: str) -> None:

@@ -31,6 +31,7 @@ from halter.testing.postgres import Cluster, throwaway_cluster
 
 SESSIONS: Final = 300
 LOOK: Final = SECOND // 4
+LOOKS: Final = 40
 PATIENCE: Final = 120 * SECOND
 """How long the sessions may take to come to their end after everything has happened."""
 LEFT_OUT: Final = "The server is not the drill's own, so it was not stopped."
@@ -75,6 +76,8 @@ class Scene:
 
     async def befall(self, blow: Blow) -> None:
         """Let something happen."""
+        if blow.what in ("kill", "stop"):
+            await self._busy(self.places[blow.place])
         at, worker = self.clock.now(), self.places[blow.place]
         match blow.what:
             case "kill":
@@ -98,11 +101,20 @@ class Scene:
                 self.seen.skewed = self.started.start(SKEWED)
         self.seen.blows.append((blow.what, at, self.clock.now()))
 
+    async def _busy(self, worker: Worker) -> None:
+        """Wait a little for a worker to have sessions: what befalls an idle one proves nothing."""
+        for _ in range(LOOKS):
+            if self._owned(worker):
+                return
+            await self.clock.sleep(SECOND // 20)
+
     def _orphan(self, worker: Worker) -> None:
         """Know whose sessions have nobody now, and until when their lease holds."""
+        self.seen.orphans += self._owned(worker)
+
+    def _owned(self, worker: Worker) -> list[Orphan]:
         with closing(connection(self.ground.url)) as database:
-            rows = database.execute(OWNED, (str(worker.pid),)).fetchall()
-        self.seen.orphans += [Orphan(*row) for row in rows]
+            return [Orphan(*row) for row in database.execute(OWNED, (str(worker.pid),)).fetchall()]
 
     def unsettled(self) -> bool:
         """Tell whether somebody may still act who has lost its sessions and does not know it yet."""

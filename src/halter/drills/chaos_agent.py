@@ -65,13 +65,13 @@ from halter import CallKey, tool
 @tool(level="CONTROLLED", effect="write", cost=0.05)
 async def pay(part: str, key: CallKey) -> str:
     """Pay for a part."""
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.3)
     file = os.open({effects!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, key.encode() + b"\\n")
     finally:
         os.close(file)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.2)
     return f"Paid as {{key}}."
 '''
 
