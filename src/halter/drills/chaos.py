@@ -218,7 +218,8 @@ def run(setting: Setting) -> Result:
             scene.open()
             asyncio.run(_lived(scene, setting, total))
             violations, counts = judged(ground, started.started, scene.places, scene.seen, total)
-        setting.progress(1, 1, "checked")
+        steps = len(planned(1, rounds(total))) + 1
+        setting.progress(steps, steps, "checked")
     blows = Counter(what for what, _, _ in scene.seen.blows)
     told = {"kills": blows["kill"], "stops": blows["stop"], "server_stopped": blows["restart"]}
     left_out = {} if cluster else {"left_out": LEFT_OUT}

@@ -50,20 +50,21 @@ def judged(
     ground: Ground, all_workers: Sequence[Worker], living: Sequence[Worker], seen: Seen, total: int
 ) -> tuple[list[str], dict[str, Any]]:
     """Say in sentences what is wrong, and count what there was."""
-    wrong = [*refused(seen.skewed), *drained(living)]
+    ended = [*refused(seen.skewed), *drained(living)]
     found = found_at(ground.url)
     effects = paid(ground.folder)
     late, longest = lateness(found.events, seen)
-    wrong += [
-        *unended(found.events, total),
+    wrong = [
+        *shared(all_workers),
         *check(found),
+        *unended(found.events, total),
         *asyncio.run(_examined(ground)),
         *lost(ground, all_workers),
-        *shared(all_workers),
         *checker.paid(found.events, {call: [PRICE] * times for call, times in effects.items()}),
         *unpaid(found.events, effects),
         *late,
         *untidy(all_workers),
+        *ended,
     ]
     kinds = [event.kind for event in found.events]
     counts = {
