@@ -35,7 +35,9 @@ _UNFENCED: Final = f"""
 import sys
 from halter.dispatch.sessions import Sessions
 from halter.drills.takeover import unfenced
+from halter.journal import engine
 from halter.journal.store import JournalStore
+engine.fence = lambda lease, rows: None
 JournalStore.__init__.__kwdefaults__["applier"] = unfenced
 Sessions.lost = lambda self, leases: None
 {_ENTER}"""
