@@ -6,7 +6,7 @@ done twice, and its money adds up.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -31,7 +31,7 @@ from halter.core.ids import SessionId, inbox_stream, new_worker, session_stream
 from halter.core.messages import Prompt, Reply, Text, ToolResult
 from halter.core.money import BudgetRow
 from halter.core.pacing import Autonomy, Gate, HotField, Pacing, Sensor, Signal, Source
-from halter.core.ports import Query, said
+from halter.core.ports import Beat, Lease, Query, said
 from halter.core.rows import SessionRow, SpendRow
 from halter.core.sensing import SensorFailed
 from halter.dispatch.tending import taken, tended
@@ -71,6 +71,28 @@ PERIOD: Final = 40 * MINUTE
 """How often the price jumps."""
 
 
+class Snapshots:
+    """Hands that hold on to what they have, and tell its hot state."""
+
+    def __init__(self, kept: Mapping[SessionId, Callable[[], bytes]]) -> None:
+        self._kept = kept
+
+    def leases(self) -> frozenset[Lease]:
+        return frozenset()
+
+    def lost(self, leases: frozenset[Lease]) -> None:
+        pass
+
+    def snapshots(self) -> Mapping[SessionId, bytes]:
+        return {session: told() for session, told in self._kept.items()}
+
+    def about(self) -> str:
+        return ""
+
+    async def beaten(self, beat: Beat) -> None:
+        pass
+
+
 class Manor(Story):
     """A session with sensors, in one process after the other."""
 
@@ -96,7 +118,7 @@ class Manor(Story):
         worker = new_worker("manor", self.world.ids)
         hot = HotState(self.pacing.fields)
         kept: dict[SessionId, Callable[[], bytes]] = {}
-        async with tended(store, clock, worker, 10 * SECOND, lambda: {each: told() for each, told in kept.items()}):
+        async with tended(store, clock, worker, 10 * SECOND, Snapshots(kept)):
             lease = await taken(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None
             prices = Prices({str(model.name): self.price for model in self.models})
