@@ -25,7 +25,7 @@ from halter.core.events import SessionEnded, TurnEnded, TurnStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.ports import Draft, Lease, Write
 from halter.testing.world import World
-from tests.story.test_cli_talk import Person
+from tests.story.test_cli_talk import Person, until
 from tests.story.test_cli_up import RUNS, Up
 
 CANARY = "canary-51c2"
@@ -151,8 +151,10 @@ def test_traces_go_to_a_file_that_only_its_owner_may_read(ada: Person) -> None:
     ada.environ["HALTER_TRACES"] = "file:traces.jsonl"
     up = Up(ada, str(ada.agent))
     up.until("sleeps")
-    assert up.ends() == (130, "")
     file = ada.home / "traces.jsonl"
+    # Whoever traces reads the journal in its own time.
+    until(lambda: file.exists() and '"turn 1"' in file.read_text())
+    assert up.ends() == (130, "")
     assert file.stat().st_mode & 0o777 == 0o600
     names = [json.loads(line)["name"] for line in file.read_text().splitlines()]
     assert "execute_tool look" in names
