@@ -31,8 +31,12 @@ system:
 run: setup
 	@$(BIN)/halter demo
 
+# The stories of agents that run by themselves, once more on the dispatcher of many machines; `make soak` tells them all.
+DISTRIBUTED := $(addprefix tests/story/test_,autonomy.py autonomy_halts.py dispatch.py schedules_run.py tasks_many.py watchdog.py)
+
 test: check system
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dispatcher distributed $(DISTRIBUTED)
 
 check: setup
 	$(BIN)/ruff check .
@@ -52,6 +56,7 @@ bench: setup system
 
 soak: setup system
 	$(BIN)/python -m pytest -m soak --timeout 3600
+	$(BIN)/python -m pytest -n 2 --dispatcher distributed tests/story tests/crash
 	$(BIN)/halter drill race --seeds 1000
 	$(BIN)/halter drill chaos --json
 
