@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,10 @@ from halter.app.up import turn_on
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import AttendingFailed, SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
-from halter.core.ports import Lease, Query, Store
+from halter.core.ports import Lease, Query, Store, Ticket
 from halter.core.rows import SessionRow
 from halter.core.vocabulary import SessionKind
+from halter.dispatch.distributed import Distributed
 from halter.dispatch.sessions import Sessions, quarantine
 from halter.dispatch.tending import tended
 from halter.journal.patient import PatientStore
@@ -368,3 +370,32 @@ async def test_processes_that_die_over_a_session_again_and_again_are_noticed(wor
     (failed,) = await failures(world, "desk-1")
     assert (failed.quarantined, failed.failures) == (True, POISON)
     assert failed.error == f"{POISON} processes that worked on it died in a row."
+
+
+class Late:
+    """A queue that hands a ticket to somebody who was just told to end."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self.tickets: list[Ticket] = []
+
+    def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
+        self.tickets += tickets
+        self._sessions.news.set()
+
+    async def hand_out(self, serve: Callable[[Ticket], Awaitable[None]], concurrency: int) -> None:
+        while not self.tickets:
+            await asyncio.sleep(1)
+        self._sessions.closing.set()
+        await serve(self.tickets[0])
+
+
+async def test_what_comes_to_a_worker_that_is_about_to_end_is_offered_to_others_at_once(world: World) -> None:
+    attends = Sleeper(world)
+    await begin(world, "desk-1")
+    sessions = Sessions(world.journal, world.clock, WorkerId("ends"), attends)
+    queue = Late(sessions)
+    world.spawn(Distributed(sessions, lambda: {"desk": None}, queue).run())
+    await world.advance(5 * SECOND)
+    assert attends.attended == []
+    assert (await world.journal.offer(10, {"desk": None}, queue.put)).tickets == tuple(queue.tickets[:1])
