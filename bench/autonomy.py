@@ -14,13 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from bench.guard import CALLS, CLOCK, IDS, in_memory, open_desk
-from bench.measure import Measured, timed
+from bench.measure import Figure, Measured, timed
 from halter.app.agent import trust_of
 from halter.app.opened import App
 from halter.app.up import Up
@@ -67,15 +66,6 @@ async def price() -> str:
 """
 
 Say = Callable[[str], None]
-
-
-@dataclass
-class Figure:
-    """One figure: what it is, and what it comes to."""
-
-    name: str
-    value: float
-    unit: str
 
 
 def opened(path: str) -> JournalStore:

@@ -16,6 +16,15 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 @dataclass
+class Figure:
+    """One figure: what it is, and what it comes to."""
+
+    name: str
+    value: float
+    unit: str
+
+
+@dataclass
 class Sample:
     """One round of one row: how much was done, and what it took."""
 

@@ -14,14 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import fleet
 from bench.claims import BATCH
 from bench.fleet import CLOCK, Database, Home, Workers, asleep, begun, moment, name_of, opened, settled, until, workers
-from bench.measure import Measured
+from bench.measure import Figure, Measured
 from halter.core.clock import DAY, SECOND
 from halter.core.events import RequestSettled, SessionParked, SessionWoken, WakePosted
 from halter.dispatch.distributed import CONCURRENCY
@@ -42,15 +41,6 @@ LIVED, OFTEN = 60, 40
 """So many sessions wake so often, to have a history."""
 
 Say = Callable[[str], None]
-
-
-@dataclass
-class Figure:
-    """One figure: what it is, and what it comes to."""
-
-    name: str
-    value: float
-    unit: str
 
 
 def run(rounds: int, say: Say, *, quick: bool = False) -> Measured:

@@ -2,7 +2,7 @@
 
 import itertools
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ from halter.journal.verify import verify
 from halter.state import life
 from halter.state.session import InFlight
 from halter.state.transitions import TRANSITIONS
+from halter.testing.world import World
 
 FLEET_DAY = Account("fleet", "day/2999-01-01", "usd")
 """A day that no store has seen the end of: on PostgreSQL the time is the real one."""
@@ -398,3 +399,18 @@ def forger(history: Scribe) -> Forger:
 @pytest.fixture
 def sqlite_forger(sqlite_history: Scribe) -> Forger:
     return Forger(sqlite_history.ground)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[World], Awaitable[None]]], None]:
+    """Run a story in a world on either store, and see that its tables can be made again from its events."""
+
+    def living(story: Callable[[World], Awaitable[None]]) -> None:
+        with World(7, path=None if request.param == "memory" else tmp_path / "halter.db") as world:
+            world.run(checked(story, world))
+
+    async def checked(story: Callable[[World], Awaitable[None]], world: World) -> None:
+        await story(world)
+        assert (await verify(world.journal)).ok
+
+    return living

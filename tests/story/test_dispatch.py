@@ -378,14 +378,14 @@ class Late:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self.tickets: list[Ticket] = []
+        self._came = asyncio.Event()
 
     def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
         self.tickets += tickets
-        self._sessions.news.set()
+        self._came.set()
 
     async def hand_out(self, serve: Callable[[Ticket], Awaitable[None]], concurrency: int) -> None:
-        while not self.tickets:
-            await asyncio.sleep(1)
+        await self._came.wait()
         self._sessions.closing.set()
         await serve(self.tickets[0])
 

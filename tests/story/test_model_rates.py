@@ -26,7 +26,6 @@ from halter.guard.gatehouse import Gatehouse
 from halter.guard.halts import cancel, halt
 from halter.guard.request import Answered, RefusedRequest, Request
 from halter.guard.secrets import GivenSecrets
-from halter.journal.verify import verify
 from halter.models.prices import Prices
 from halter.models.scripted import Scripted, say
 from halter.state import life
@@ -95,21 +94,6 @@ async def begun(world: World, model: ModelName | None = None) -> Counter[int]:
 
 async def rated(world: World) -> list[BudgetRow]:
     return [row for row in await world.journal.ask(Query("budgets", BudgetRow)) if row.window == MINUTELY]
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def live(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[World], Awaitable[None]]], None]:
-    """Run a story in a world on either store, and see that its tables can be made again from its events."""
-
-    def living(story: Callable[[World], Awaitable[None]]) -> None:
-        with World(7, path=None if request.param == "memory" else tmp_path / "halter.db") as world:
-            world.run(checked(story, world))
-
-    async def checked(story: Callable[[World], Awaitable[None]], world: World) -> None:
-        await story(world)
-        assert (await verify(world.journal)).ok
-
-    return living
 
 
 Live = Callable[[Callable[[World], Awaitable[None]]], None]

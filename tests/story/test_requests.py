@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,7 +31,6 @@ from halter.guard.purse import Purse, change_cap
 from halter.guard.recovery import Doubt, Recovery
 from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request
 from halter.journal.relay import Relay
-from halter.journal.verify import verify
 from halter.models.prices import Prices, Tariff, stated
 from halter.models.scripted import Failure, Line, Scripted, say
 from halter.state import life
@@ -104,21 +102,6 @@ async def desk_in(world: World, standing: Standing | None = None) -> Desk:
     await world.store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
     (lease,) = await world.store.claim(WorkerId("w"), 1)
     return Desk(world, lease, standing or policy_of())
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def live(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[World], Awaitable[None]]], None]:
-    """Run a story in a world on either store, and see that its tables can be made again from its events."""
-
-    def living(story: Callable[[World], Awaitable[None]]) -> None:
-        with World(7, path=None if request.param == "memory" else tmp_path / "halter.db") as world:
-            world.run(checked(story, world))
-
-    async def checked(story: Callable[[World], Awaitable[None]], world: World) -> None:
-        await story(world)
-        assert (await verify(world.journal)).ok
-
-    return living
 
 
 Live = Callable[[Callable[[World], Awaitable[None]]], None]
