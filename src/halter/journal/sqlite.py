@@ -19,6 +19,7 @@ from halter.journal.apply import Changes
 from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
 from halter.journal.engine import PROJECTIONS, Busy, View
 from halter.journal.entries import Entry, for_fts5
+from halter.journal.known import KnownRows
 from halter.journal.leasing import Leasing
 from halter.journal.meta import schema_version, store_id, words
 from halter.journal.queries import load, migrations, row_statements, statements
@@ -31,7 +32,7 @@ from halter.journal.sqlite_file import (
     tables,
 )
 from halter.journal.sqlite_view import SqliteView, answers, blob
-from halter.journal.sqlite_words import damaged, in_words, unwritable
+from halter.journal.sqlite_words import InWords, in_words, unwritable
 
 OLDEST_SQLITE: Final = (3, 37, 0)
 SCRUBS: Final = 50
@@ -54,6 +55,7 @@ class SqliteEngine:
         connect: Callable[[str], sqlite3.Connection] = open_connection,
     ) -> None:
         self._path = path
+        self._in_words = InWords(path)
         self._read_only = may_only_be_read(path)
         self._connect = open_to_read if self._read_only else connect
         self._clock = now
@@ -63,8 +65,9 @@ class SqliteEngine:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             message = f"SQLite {sqlite3.sqlite_version} is too old: Halter needs 3.37. Use a newer Python build."
             raise StoreUnusable(message)
-        with self._translated():
+        with self._in_words:
             self._connection = self._reader = self._connect(path)
+        self._known = KnownRows(self._row, lambda: self._data_version(self._connection))
         try:
             self._make_ready(new_id)
         except BaseException:
@@ -72,13 +75,13 @@ class SqliteEngine:
             raise
 
     def _make_ready(self, new_id: Callable[[], str]) -> None:
-        with self._translated():
+        with self._in_words:
             self._connection.execute("PRAGMA busy_timeout = 0")
             self._migrate(new_id)
             store_id(words(answers(self._connection, "meta", {})), self._path)
             if self._path != ":memory:":
                 self._reader = self._connect(self._path)
-        self._version = self._data_version()
+        self._version = self._data_version(self._reader)
         self._position = self._last_position()
 
     def begin(self, *, wait: bool = True) -> None:
@@ -108,8 +111,8 @@ class SqliteEngine:
 
     def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
         """Return rows; the write lock of the file is the lock on all of them."""
-        with self._translated():
-            return {key: self._row(key) for key in keys}
+        with self._in_words:
+            return self._known.load(keys)
 
     def _row(self, key: RowKey) -> Row | None:
         kind, values = key
@@ -119,7 +122,7 @@ class SqliteEngine:
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
         """Return the events of writes that were committed before under these keys."""
         found: dict[str, tuple[Stored, ...]] = {}
-        with self._translated():
+        with self._in_words:
             for key in keys:
                 rows = self._connection.execute(self._sql["by_key"], {"key": key}).fetchall()
                 if rows:
@@ -132,7 +135,7 @@ class SqliteEngine:
 
     def save(self, changes: Changes) -> None:
         """Write all changes into the open transaction, if the blobs that they name are there."""
-        with self._translated():
+        with self._in_words:
             for digest in named_blobs(changes.events):
                 if self._connection.execute(self._sql["has_blob"], {"digest": digest}).fetchone() == (0,):
                     raise BlobMissing(without_blob(digest, self._path))
@@ -140,7 +143,7 @@ class SqliteEngine:
 
     def write(self, changes: Changes) -> None:
         """Write all changes as they are: a mirror is given what was accepted elsewhere."""
-        with self._translated():
+        with self._in_words:
             execute = self._connection.execute
             for row in changes.inserts:
                 execute(row_statements(type(row)).insert, msgspec.structs.astuple(row))
@@ -150,6 +153,7 @@ class SqliteEngine:
                 execute(row_statements(type(row)).update, values[size:] + values[:size])
             for kind, values in changes.deletes:
                 execute(row_statements(kind).delete, values)
+            self._known.wrote(changes)
             self._connection.executemany(self._sql["append"], [event_columns(event) for event in changes.events])
             for erase in changes.erasures:
                 params = {"stream": erase.stream, "through": erase.through}
@@ -159,18 +163,20 @@ class SqliteEngine:
 
     def commit(self) -> None:
         """Make the transaction durable: this returns after the disk has it."""
-        with self._translated():
+        with self._in_words:
             self._connection.execute("COMMIT")
+        self._known.committed()
 
     def rollback(self) -> None:
         """Forget the transaction."""
+        self._known.forget()
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
     def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
         """Return events of a stream in order."""
         params = {"stream": stream, "after": after, "limit": limit}
-        with self._translated():
+        with self._in_words:
             return [stored(row) for row in self._reader.execute(self._sql["read"], params)]
 
     def claim(
@@ -222,7 +228,7 @@ class SqliteEngine:
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Run a named query."""
-        with self._translated():
+        with self._in_words:
             return answers(self._reader, name, params)
 
     def put(self, digest: Digest, data: bytes) -> None:
@@ -232,7 +238,7 @@ class SqliteEngine:
 
     def get(self, digest: Digest) -> bytes | None:
         """Return a blob, if it is there."""
-        with self._translated():
+        with self._in_words:
             return blob(self._reader, digest)
 
     def add_chunks(self, document: str, entries: Sequence[Entry]) -> None:
@@ -259,19 +265,19 @@ class SqliteEngine:
 
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
         """Tell which of these documents are there."""
-        with self._translated():
+        with self._in_words:
             found = self._reader.execute(self._sql["indexed"], {"documents": _json(documents)})
             return frozenset(row[0] for row in found)
 
     def chunks(self, document: str) -> Sequence[Chunk]:
         """Return a document's chunks in order."""
-        with self._translated():
+        with self._in_words:
             return [Chunk(*row) for row in self._reader.execute(self._sql["chunks"], {"document": document})]
 
     def search(self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool) -> Sequence[Found]:
         """Find chunks in which every word occurs, or any."""
         params = {"documents": _json(documents), "query": for_fts5(wanted, every=every), "limit": limit}
-        with self._translated():
+        with self._in_words:
             return [Found(*row) for row in self._reader.execute(self._sql["search"], params)]
 
     def view(self) -> View:
@@ -279,10 +285,10 @@ class SqliteEngine:
 
         A first question is asked at once, since SQLite fixes what a transaction sees when it first reads.
         """
-        with self._translated():
+        with self._in_words:
             connection = self._connection if self._path == ":memory:" else self._connect(self._path)
             connection.execute("BEGIN")
-        view = SqliteView(connection, self._translated)
+        view = SqliteView(connection, self._in_words)
         view.ask("meta", {})
         return view
 
@@ -290,7 +296,7 @@ class SqliteEngine:
         """Make all projections anew in one transaction."""
         try:
             with self._transaction() as execute:
-                rows = list(make(SqliteView(self._connection, self._translated)))
+                rows = list(make(SqliteView(self._connection, self._in_words)))
                 for table in PROJECTIONS:
                     execute(row_statements(table).clear)
                 for row in rows:
@@ -307,7 +313,7 @@ class SqliteEngine:
         with self._transaction() as execute:
             execute(self._sql["sweep_blobs"], {"before": self.now() - UNNAMED_FOR})
             execute(self._sql["merge_words"])
-        with self._translated():
+        with self._in_words:
             for _ in range(SCRUBS):
                 busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 if not busy:
@@ -318,28 +324,29 @@ class SqliteEngine:
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
         """Wait, then look whether any other connection has committed since the last look."""
         time.sleep(timeout)
-        version = self._data_version()
+        version = self._data_version(self._reader)
         if version == self._version:
             return []
         self._version = version
-        with self._translated():
+        with self._in_words:
             rows = self._reader.execute(self._sql["grown"], {"position": self._position}).fetchall()
         self._position = max((row[2] for row in rows), default=self._position)
         return [Change(StreamId(row[0]), row[1]) for row in rows]
 
     def close(self) -> None:
         """Close the file."""
-        with self._translated():
+        with self._in_words:
             if self._reader is not self._connection:
                 self._reader.close()
             self._connection.close()
 
-    def _data_version(self) -> int:
-        with self._translated():
-            return self._reader.execute("PRAGMA data_version").fetchone()[0]
+    def _data_version(self, connection: sqlite3.Connection) -> int:
+        """Tell by a number whether any other connection has committed anything."""
+        with self._in_words:
+            return connection.execute("PRAGMA data_version").fetchone()[0]
 
     def _last_position(self) -> int:
-        with self._translated():
+        with self._in_words:
             return self._reader.execute("SELECT COALESCE(MAX(position), 0) FROM events").fetchone()[0]
 
     def _migrate(self, new_id: Callable[[], str]) -> None:
@@ -374,23 +381,14 @@ class SqliteEngine:
 
     @contextmanager
     def _transaction(self) -> Generator[Callable[..., sqlite3.Cursor]]:
-        with self._translated():
+        with self._in_words:
             self.begin()
+            self._known.forget()
             try:
                 yield self._connection.execute
                 self._connection.execute("COMMIT")
             finally:
                 self.rollback()
-
-    @contextmanager
-    def _translated(self) -> Generator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise in_words(error, self._path) from error
-        except UnicodeDecodeError as error:
-            # Python stumbles over what SQLite says of a damaged table whose name is no text any more.
-            raise damaged(error.object.decode("utf-8", "replace"), self._path) from error
 
 
 def stored(row: Sequence[Any]) -> Stored:

@@ -2,11 +2,11 @@
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
 from halter.core.ids import Digest
 from halter.journal.queries import load
+from halter.journal.sqlite_words import InWords
 
 T = TypeVar("T")
 
@@ -17,9 +17,9 @@ FLAWS_TOLD: Final = 20
 class SqliteView:
     """The store as a transaction of this connection sees it."""
 
-    def __init__(self, connection: sqlite3.Connection, translated: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, connection: sqlite3.Connection, in_words: InWords) -> None:
         self._connection = connection
-        self._translated = translated
+        self._in_words = in_words
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Run a named query."""
@@ -44,7 +44,7 @@ class SqliteView:
 
     def _read(self, job: Callable[[], T]) -> T:
         """Read, also text that somebody damaged: whoever examines a store must not stumble over it."""
-        with self._translated():
+        with self._in_words:
             try:
                 return job()
             except sqlite3.OperationalError as error:

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 from halter.core.errors import RowRefused, StoreError, StoreUnavailable, StoreUnusable
@@ -11,6 +12,26 @@ REFUSED: Final = "Nothing of its write was kept; the program has a mistake, or s
 
 LITTLE_ROOM: Final = 128 * 1024
 """With less room than this, SQLite may fail to make its files, and then it says only that the disk failed."""
+
+
+class InWords:
+    """A block in which SQLite's errors become sentences."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Say what went wrong."""
+        if isinstance(error, sqlite3.Error):
+            raise in_words(error, self._path) from error
+        if isinstance(error, UnicodeDecodeError):
+            # Python stumbles over what SQLite says of a damaged table whose name is no text any more.
+            raise damaged(error.object.decode("utf-8", "replace"), self._path) from error
 
 
 def in_words(error: sqlite3.Error, path: str) -> StoreError:

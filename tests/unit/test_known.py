@@ -1,0 +1,125 @@
+"""Rows are looked up once, for as long as nobody else writes; and what was not committed was never there."""
+
+import sqlite3
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from halter.core.row import RowKey
+from halter.core.rows import HaltRow
+from halter.journal.apply import Changes
+from halter.journal.known import MOST, KnownRows
+from halter.journal.sqlite import SqliteEngine
+
+FLEET: RowKey = (HaltRow, ("fleet",))
+HALTED = HaltRow("fleet", 1, 1, "ada", "", 0)
+RESUMED = HaltRow("fleet", 0, 2, "ada", "", 0)
+
+
+class Table:
+    """A table with one row, and how often it was looked at."""
+
+    def __init__(self) -> None:
+        self.row: HaltRow | None = HALTED
+        self.version = 1
+        self.looks = 0
+
+    def look(self, _: RowKey) -> HaltRow | None:
+        self.looks += 1
+        return self.row
+
+
+def changing(*rows: HaltRow, deletes: list[RowKey] | None = None) -> Changes:
+    return Changes([], list(rows), deletes or [], [], [])
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+@pytest.fixture
+def known(table: Table) -> KnownRows:
+    return KnownRows(table.look, lambda: table.version)
+
+
+def test_a_row_is_looked_up_once(table: Table, known: KnownRows) -> None:
+    assert [known.load([FLEET])[FLEET] for _ in range(3)] == [HALTED] * 3
+    assert table.looks == 1
+
+
+def test_that_a_row_is_not_there_is_known_as_well(table: Table, known: KnownRows) -> None:
+    table.row = None
+    assert [known.load([FLEET])[FLEET] for _ in range(3)] == [None] * 3
+    assert table.looks == 1
+
+
+def test_after_somebody_else_wrote_everything_is_looked_up_again(table: Table, known: KnownRows) -> None:
+    known.load([FLEET])
+    table.row, table.version = RESUMED, 2
+    assert known.load([FLEET])[FLEET] == RESUMED
+
+
+def test_what_is_written_counts_when_it_is_committed(known: KnownRows) -> None:
+    known.load([FLEET])
+    known.wrote(changing(RESUMED))
+    assert known.load([FLEET])[FLEET] == HALTED
+    known.committed()
+    assert known.load([FLEET])[FLEET] == RESUMED
+
+
+def test_what_is_undone_was_never_there(known: KnownRows) -> None:
+    known.load([FLEET])
+    known.wrote(changing(deletes=[FLEET]))
+    known.forget()
+    known.committed()
+    assert known.load([FLEET])[FLEET] == HALTED
+
+
+def test_no_more_rows_are_known_than_fit(table: Table, known: KnownRows) -> None:
+    known.load([(HaltRow, (f"session:{number}",)) for number in range(MOST + 1)])
+    before = table.looks
+    known.load([(HaltRow, ("session:0",))])
+    assert table.looks == before + 1
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Callable[[], SqliteEngine]:
+    ticks = count(1)
+    return lambda: SqliteEngine(str(tmp_path / "halter.db"), now=lambda: next(ticks), new_id=lambda: "store")
+
+
+def written(engine: SqliteEngine, row: HaltRow) -> None:
+    engine.begin()
+    known = engine.load([FLEET])[FLEET]
+    engine.save(changing(row) if known else Changes([row], [], [], [], []))
+    engine.commit()
+
+
+def seen(engine: SqliteEngine) -> object:
+    engine.begin()
+    try:
+        return engine.load([FLEET])[FLEET]
+    finally:
+        engine.rollback()
+
+
+def test_two_processes_on_one_file_see_what_the_other_wrote(engine: Callable[[], SqliteEngine]) -> None:
+    one, other = engine(), engine()
+    for row in (HALTED, RESUMED, HALTED):
+        written(one, row)
+        assert seen(other) == row
+        assert seen(one) == row
+        written(other, RESUMED)
+        assert seen(one) == RESUMED
+
+
+def test_a_row_that_a_person_changes_by_hand_is_seen(engine: Callable[[], SqliteEngine], tmp_path: Path) -> None:
+    one = engine()
+    written(one, HALTED)
+    with sqlite3.connect(tmp_path / "halter.db") as hand:
+        hand.execute("UPDATE halts SET reason = 'by hand'")
+    hand.close()
+    assert getattr(seen(one), "reason", "") == "by hand"
