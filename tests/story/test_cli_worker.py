@@ -23,6 +23,7 @@ from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
 from halter.drills.chaos_workers import SKEWED
 from halter.journal.open import open_engine
+from tests.story.cables import Cable
 from tests.story.test_cli_talk import Person
 from tests.story.test_cli_up import Up
 
@@ -221,6 +222,19 @@ def test_a_file_can_have_no_workers(ada: Operator) -> None:
     assert (code, said) == (3, "")
     assert "Workers share a PostgreSQL store" in beside
     assert "halter up" in beside
+    assert not (ada.home / "halter.db").exists()
+
+
+def test_a_worker_that_is_started_while_postgresql_is_away_begins_when_it_is_there(ada: Operator) -> None:
+    desk = ada.agent_of("desk", RUNS, SLEEPS % "1h")
+    with Cable(ada.url).laid() as cable:
+        cable.unplug()
+        worker = ada.works(desk, "--store", cable.url)
+        assert worker.program.stderr is not None
+        assert b"cannot be reached" in worker.program.stderr.readline()
+        cable.plug()
+        ada.until(lambda: ada.sql("SELECT * FROM sessions WHERE state = 'SLEEPING'") != [])
+        assert worker.drains() == 0
 
 
 def test_a_folder_without_agents_is_said_to_be_one(ada: Operator) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -17,7 +18,7 @@ from halter.cli.answer import warn
 from halter.cli.codes import ENDINGS, INTERRUPTED, NOT_FINE, UNUSABLE, WRONG_USE
 from halter.core.clock import DAY
 from halter.core.durations import parse_duration
-from halter.core.errors import HalterError, NotDone, NotDoneWhy, StoreUnusable
+from halter.core.errors import HalterError, NotDone, NotDoneWhy, StoreUnavailable, StoreUnusable
 from halter.core.ids import may_decide
 from halter.settings import Settings, read_settings
 
@@ -36,6 +37,9 @@ STANDS: Final = "Interrupted; what was committed stands."
 
 LONGEST: Final = 36_500 * DAY
 """No duration that anybody means is longer: a hundred years."""
+
+LOOK_SECONDS: Final = 1
+"""How often a store that is away is looked for."""
 
 CONNECT_SECONDS: Final = 5
 """How long a person waits for a server that does not answer. A worker has more patience."""
@@ -71,6 +75,7 @@ def with_app(
     warned: bool = True,
     new: bool = False,
     following: bool = False,
+    patient: bool = False,
     settings: Settings | None = None,
 ) -> T:
     """Do a job on a store that is there, with everything opened and closed around it.
@@ -79,6 +84,7 @@ def with_app(
     command that begins something makes a `new` one.
     Whatever was committed without a checkpoint is warned of, unless the command tells of that itself.
     Where something is followed, an interrupt is how it ends, and nothing is to be said of it.
+    Whoever is `patient` waits for a store that is away, as it will later when the store goes away.
     What has places of its own brings its `settings` along.
     """
 
@@ -86,7 +92,9 @@ def with_app(
         places = settings or settings_for(store)
         if not new:
             refuse_missing(places.store)
-        async with open_app(replace(places, store=hurried(places.store)), environ=os.environ) as app:
+        hurries = replace(places, store=hurried(places.store))
+        async with AsyncExitStack() as stack:
+            app = await (_waited_for if patient else _opened)(hurries, stack)
             app.trouble.tell = _tell_of_store
             answer = await job(app)
         return answer, app.checkpointer.problem
@@ -97,6 +105,27 @@ def with_app(
     if problem and warned:
         warn(problem)
     return answer
+
+
+async def _opened(places: Settings, stack: AsyncExitStack) -> App:
+    return await stack.enter_async_context(open_app(places, environ=os.environ))
+
+
+async def _waited_for(places: Settings, stack: AsyncExitStack) -> App:
+    """Open a store as soon as it is there, and tell once what is waited for."""
+    told = ""
+    while True:
+        try:
+            app = await _opened(places, stack)
+        except StoreUnavailable as away:
+            if str(away) != told:
+                told = str(away)
+                warn(told)
+            await asyncio.sleep(LOOK_SECONDS)
+        else:
+            if told:
+                warn(BACK)
+            return app
 
 
 def _tell_of_store(problem: str) -> None:

@@ -14,7 +14,7 @@ from halter.app.bus import Bus, Item
 from halter.app.committed import Committed
 from halter.cli.answer import painted
 from halter.cli.codes import UNUSABLE, WRONG_USE
-from halter.cli.command import JsonOption, StoreOption, duration, fail, with_app
+from halter.cli.command import JsonOption, StoreOption, duration, fail, settings_for, with_app
 from halter.cli.printer import Printer
 from halter.cli.up import AGENT_FILE, address, bus_of, folders_of, shows_of, watch
 from halter.core.text import counted
@@ -53,10 +53,16 @@ def worker(
     folders = folders_of(agents or _found())
     where, grace = None if listen is None else address(listen), duration(drain)
 
-    async def job(app: App) -> None:
-        await _work(app, folders, _manner(app, concurrency, grace), where, as_json=as_json)
+    places = settings_for(store)
+    _demand_postgres(places.store)
 
-    with_app(store, job, new=True, following=True)
+    async def job(app: App) -> None:
+        from halter.app.working import distributed
+
+        manner = distributed(app.settings.store, app.clock, concurrency, grace)
+        await _work(app, folders, manner, where, as_json=as_json)
+
+    with_app(store, job, new=True, following=True, patient=True, settings=places)
 
 
 def _found() -> list[Path]:
@@ -72,19 +78,16 @@ def _found() -> list[Path]:
     return found
 
 
-def _manner(app: App, concurrency: int, drain: int) -> "Manner":
-    """Let tickets come from Procrastinate; what keeps no such queue can have no workers."""
-    from halter.app.working import distributed
+def _demand_postgres(url: str) -> None:
+    """Refuse what can have no workers, before any file is made: tickets come from Procrastinate, in the same store."""
     from halter.journal.open import masked
 
-    url = app.settings.store
     if not url.lower().startswith(("postgresql:", "postgres:")):
         fail(
             f"Workers share a PostgreSQL store, and {masked(url)} is none: set HALTER_STORE=postgresql://…, or run the "
             "agents of this machine with `halter up`.",
             UNUSABLE,
         )
-    return distributed(url, app.clock, concurrency, drain)
 
 
 async def _work(

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 
@@ -198,9 +198,11 @@ def _address(url: str) -> "Address":
 
 
 def _with_schema(url: str, schema: str) -> str:
+    from halter.journal.connection import whole
+
     parts = urlsplit(url)
     given = {"connect_timeout": CONNECT_SECONDS} | dict(parse_qsl(parts.query)) | {"schema": schema}
-    return urlunsplit(parts._replace(query=urlencode(given, quote_via=quote)))
+    return whole(parts._replace(query=urlencode(given, quote_via=quote)))
 
 
 def _drop_schema(url: str, pauses: Sequence[float] = ()) -> None:

@@ -40,7 +40,7 @@ class Address:
         given = parse_qsl(parts.query, keep_blank_values=True)
         self.schema = dict(given).get("schema", SCHEMA)
         rest = urlencode([(name, value) for name, value in given if name != "schema"], quote_via=quote)
-        params = _understood(_whole(parts._replace(query=rest)))
+        params = _understood(whole(parts._replace(query=rest)))
         self.conninfo = make_conninfo(**(_PATIENCE | params | {"client_encoding": "UTF8"}))
         self.server = ":".join(params[name] for name in ("host", "port") if name in params) or "this machine"
         self.place = f"{self.server}/{params.get('dbname', '')}"
@@ -70,7 +70,7 @@ def _parts(url: str) -> SplitResult:
     return parts
 
 
-def _whole(parts: SplitResult) -> str:
+def whole(parts: SplitResult) -> str:
     """Put a URL together again. Without a host it keeps its slashes: libpq then looks where its environment says."""
     url = urlunsplit(parts)
     return url if parts.netloc else url.replace(":", "://", 1)
