@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from halter.core.events import AnyEvent, CallStarted, Unknown, WakePosted
 from halter.core.ids import inbox_stream, session_stream
-from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, kept, said, whole
+from halter.core.ports import Committed, Draft, Lease, Query, Store, Stored, Write, kept, said, whole
 from halter.core.rows import SessionRow, Snapshot
 from halter.core.task_project import rows_of_event
 from halter.core.text import to_body
@@ -21,9 +21,13 @@ class Book:
         self._store = store
         self._gatehouse = gatehouse
 
-    async def events(self) -> list[Stored]:
-        """Read all that the session did."""
-        return await whole(self._store, session_stream(self.lease.session))
+    async def events(self, after: int = 0) -> list[Stored]:
+        """Read all that the session did, or did after a place in its stream."""
+        return await whole(self._store, session_stream(self.lease.session), after)
+
+    async def commit(self, write: Write) -> Committed:
+        """Commit a write of the session, and just before it what was left for whatever would follow."""
+        return await self._gatehouse.purse.commit(write)
 
     async def write(self, key: str, event: AnyEvent, body: bytes | None = None) -> None:
         """Write down something that happened in the session."""
@@ -39,7 +43,7 @@ class Book:
         if goes_on:
             self._gatehouse.purse.put_off(self.lease, write)
         else:
-            await self._gatehouse.purse.commit(write)
+            await self.commit(write)
 
     async def post(self, key: str, event: WakePosted, text: str) -> bool:
         """Put something into the session's own inbox; tell whether it wakes it."""

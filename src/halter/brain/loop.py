@@ -208,13 +208,11 @@ class Loop:
     async def go_on(self) -> Turn:
         """Take the turn's steps until it is over.
 
-        What a step came to is committed with what the next one intends, or with the turn's end.
+        What a step came to is committed with what the next one intends, and the turn's end with what follows from it:
+        that its session rests, or is over.
         """
-        try:
-            while not self.turn.over:
-                await self._step()
-        finally:
-            await self._running.settle_up()
+        while not self.turn.over:
+            await self._step()
         return self.turn
 
     async def _step(self) -> None:
@@ -388,7 +386,7 @@ class Loop:
             why, sentence = ("cancelled" if halt.cancels else "external_halt"), sentence or f"{halt.scope} was halted."
         chosen = self.turn.yielded if why == "yielded" else None
         event = TurnEnded(turn=self.turn.number, why=why, sentence=sentence, yielded=chosen)
-        await self._running.write(f"{self._session}/turn/{self.turn.number}/ended", event)
+        await self._running.write_all(f"{self._session}/turn/{self.turn.number}/ended", [(event, None)], goes_on=True)
         self._recalled.end(why, sentence, chosen, self._clock.now())
 
 

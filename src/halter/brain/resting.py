@@ -85,7 +85,7 @@ class Resting(Book):
         self._rests += 1
         parked = SessionParked(state=state, inbox_seen=inbox_seen, wake_at=wake_at, wake_on=wake_on, resident=resident)
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
-        rests = bool((await self._store.commit(life.park(self.lease, key, parked))).events)
+        rests = bool((await self.commit(life.park(self.lease, key, parked))).events)
         if rests:
             self._seen = inbox_seen
             self.state = msgspec.structs.replace(self.state, state=state, wake_at=wake_at, inbox_seen=inbox_seen)
@@ -97,7 +97,7 @@ class Resting(Book):
         began = self._clock.now()
         parked = SessionParked(state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True)
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
-        committed = await self._store.commit(life.park(self.lease, key, parked))
+        committed = await self.commit(life.park(self.lease, key, parked))
         due = bool(committed.events) and await self.until_woken(wake_at, or_when)
         await self._woken("timer" if due else "decision")
         self.rested_at = self._seen
@@ -129,7 +129,7 @@ class Resting(Book):
         """Write that the session goes on, with its inbox read as far as it is now."""
         self._seen = (await self._row()).inbox_head
         key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
-        await self._store.commit(life.wake(self.lease, key, cause, self._seen))
+        await self.commit(life.wake(self.lease, key, cause, self._seen))
         self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)
 
     async def _one_decided(self, asked: Sequence[NeedsPerson]) -> None:

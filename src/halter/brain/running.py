@@ -5,7 +5,7 @@ Whatever it waits for is in the journal, so it can be taken up by another proces
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Final
 
 import msgspec
@@ -34,7 +34,7 @@ from halter.guard.flight import RateUsedUp, StillHeld, to_its_end
 from halter.guard.gatehouse import Gatehouse
 from halter.guard.request import Answered, FailedRequest, RefusedRequest, Request
 from halter.state import life
-from halter.state.session import InFlight, replay
+from halter.state.session import InFlight, fold, replay
 
 SOON: Final = SECOND // 4
 
@@ -73,7 +73,7 @@ class Running(Resting):
         """Set when it is known what an earlier owner left in doubt: whatever is in flight after that is under way."""
         self._doubts: tuple[InFlight, ...] = ()
 
-    async def look_back(self) -> Sequence[Stored]:
+    async def look_back(self) -> list[Stored]:
         """Read what happened so far, and leave the session as it is."""
         events = await self.events()
         self.state = replay(events)
@@ -87,15 +87,17 @@ class Running(Resting):
     async def take_up(self) -> Sequence[Stored]:
         """Read what happened so far, and bring whatever a crash left in doubt to an outcome; return all events."""
         events = await self.look_back()
+        past = self.state
         if self.lease.generation > 1:
             await self._woken(await self._cause())
         # What is inside another call is cleared before it, so that the outer one, done again, finds how it went.
         for flight in sorted(self._doubts, key=lambda doubt: -doubt.id.count("/")):
             await self._clear(flight, await self._arguments(events, flight.id))
-        self.spent = self.state.spent
         if self._doubts or self.lease.generation > 1:
-            events = await self.events()
-            self.spent = replay(events).spent
+            since = await self.events(past.head)
+            events += since
+            past = reduce(fold, since, past)
+        self.spent = past.spent
         self.overrun = overran(events)
         if self.lease.generation > 1:
             await self._look_at_cap()
@@ -145,8 +147,7 @@ class Running(Resting):
         slots = asyncio.Semaphore(TOGETHER)
         waiting, overrun = list(calls), False
         while waiting:
-            began = self._clock.now()
-            tried = await together([partial(self._attempt_in, slots, call, began, standing) for call in waiting])
+            tried = await self._tried(waiting, slots, standing)
             answers |= {answer.call: answer for answer in tried if isinstance(answer, Answer)}
             beside = self._gatehouse.paid_beside(self.lease.session)
             overrun = overrun or beside.overrun
@@ -154,6 +155,14 @@ class Running(Resting):
             waiting = await self._waited_for(list(zip(waiting, tried, strict=True)))
         found = [answers[call.id] for call in calls]
         return [msgspec.structs.replace(answer, overrun=True) for answer in found] if overrun else found
+
+    async def _tried(
+        self, calls: Sequence[Call], slots: asyncio.Semaphore, standing: Standing | None
+    ) -> Sequence[Answer | NeedsPerson | StillHeld]:
+        if len(calls) == 1:
+            return [await self.attempt(calls[0], standing)]
+        began = self._clock.now()
+        return await together([partial(self._attempt_in, slots, call, began, standing) for call in calls])
 
     async def _attempt_in(
         self, slots: asyncio.Semaphore, call: Call, began: int, standing: Standing | None
@@ -221,8 +230,9 @@ class Running(Resting):
                     return answer
 
     async def settle_up(self) -> None:
-        """Write down, even if nobody waits for it any more, an outcome that was left for what would follow."""
-        await to_its_end(self._gatehouse.purse.settle_up(self.lease))
+        """Write down, even if nobody waits for it any more, what was left for whatever would follow."""
+        if self._gatehouse.purse.owes(self.lease):
+            await to_its_end(self._gatehouse.purse.settle_up(self.lease))
 
     def _spend(self, usd: int, tokens: int = 0) -> None:
         self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)
@@ -250,7 +260,7 @@ class Running(Resting):
         """End the session; not where it still holds something in doubt, or something came that was to be seen."""
         await self.ending()
         words = to_body(shorten(last_words, WORDS_KEPT)) if self.state.parent else None
-        committed = await self._store.commit(life.end(self.lease, state, reason, self.state.parent, inbox_seen, words))
+        committed = await self.commit(life.end(self.lease, state, reason, self.state.parent, inbox_seen, words))
         return bool(committed.events)
 
     async def ended_by(self, answer: Answer) -> tuple[State, TerminalReason] | None:
@@ -310,7 +320,7 @@ class Running(Resting):
     async def _ask_for_more(self, refused: str, name: str, cap: CostCapReached) -> NeedsPerson:
         """Put a cap before a person, once for each cap that a call or a request comes to."""
         question = cap_question(refused, name, cap, self.standing.policy.approval_expiry)
-        await self._store.commit(ask(question, self.lease))
+        await self.commit(ask(question, self.lease))
         return NeedsPerson(refused, question.decision)
 
 

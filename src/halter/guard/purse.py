@@ -259,6 +259,10 @@ class Purse:
         before = self._put_off.get(lease)
         self._put_off[lease] = write if before is None else msgspec.structs.replace(write, first=before)
 
+    def owes(self, lease: Lease) -> bool:
+        """Tell whether something was put off and is not written yet."""
+        return lease in self._put_off
+
     async def settle_up(self, lease: Lease) -> None:
         """Commit by itself what was put off: nothing follows that could take it along."""
         before = self._put_off.pop(lease, None)

@@ -144,13 +144,16 @@ class Conversation:
         self._seen = 0
 
     async def attend(self) -> Came:
-        """Give the session its turns until it rests or ends."""
+        """Give the session its turns until it rests or ends; whatever stops it, what was done is written down."""
         await self._take_up()
-        while True:
-            turn = self._loop.turn
-            came = await (self._next_turn() if turn.over and turn.settled else self._turn())
-            if came is not None:
-                return came
+        try:
+            while True:
+                turn = self._loop.turn
+                came = await (self._next_turn() if turn.over and turn.settled else self._turn())
+                if came is not None:
+                    return came
+        finally:
+            await self._running.settle_up()
 
     async def _take_up(self) -> None:
         """Know all that happened: from the journal, or still from before the rest."""
