@@ -399,8 +399,7 @@ class Counted:
 
 async def test_a_watch_asks_nothing_any_more_once_nobody_waits(world: World) -> None:
     store: Any = Counted(world.store)
-    waiting = asyncio.create_task(HaltWatch(store, world.clock).heard(SCOPES))
-    await world.advance(2 * LOOK - 1)
-    waiting.cancel()
+    with HaltWatch(store, world.clock).listening(SCOPES):
+        await world.advance(2 * LOOK - 1)
     await world.advance(SECOND)
     assert store.asked == 1

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from halter.app.agent import Assembled
+from halter.app.defined import Defined
 from halter.app.doors import Doors
 from halter.app.opened import LEASE, App
 from halter.app.thinking import Models
@@ -35,6 +36,7 @@ class Speaking(msgspec.Struct, frozen=True):
     patience: int = PATIENCE
     chance: random.Random = random.SystemRandom()
     doors: Doors = msgspec.field(default_factory=Doors)
+    defined: Defined = msgspec.field(default_factory=Defined)
 
     @property
     def store(self) -> PatientStore:

@@ -10,8 +10,6 @@ from halter.app.speaking import Speaking
 from halter.app.tasking import given
 from halter.brain.loop import NOBODY, Loop, Watching
 from halter.brain.resting import Waits
-from halter.config.pacing import recorded
-from halter.config.tasks import recorded_tasks
 from halter.core.errors import ConfigError
 from halter.core.events import ContextGiven, PhaseEntered, SessionStarted
 from halter.core.ids import SessionId
@@ -45,19 +43,12 @@ async def beginning(speaking: Speaking, kind: SessionKind, session: str) -> tupl
     """Put together how a session begins: what defines it, what people kept of earlier ones, and its first phase."""
     speaking.demand_model()
     agent, store = speaking.agent, speaking.store
-    read = agent.read
-    said = {
-        "policy": agent.policy,
-        "mind": read.mind,
-        "pacing": recorded(read.pacing),
-        "tasks": recorded_tasks(read.tasks),
-    }
     event = SessionStarted(
         session=session,
         agent=agent.policy.name,
         kind=kind,
         started_by=speaking.app.settings.person,
-        definition=await store.put(msgspec.json.encode(said, order="sorted")),
+        definition=await speaking.defined.of(agent, store, speaking.app.clock.now()),
         folder=agent.folder,
     )
     more: list[Draft] = []

@@ -44,20 +44,21 @@ class Halted(Exception):
 
 async def unless_halted(halts: HaltWatch, scopes: Iterable[str], acting: asyncio.Future[T], allowed: int) -> T:
     """Wait for what is in flight until it is done, its time is up, or somebody halts one of its scopes."""
-    halted: asyncio.Future[str] | None = None
     try:
         await asyncio.sleep(0)
         if acting.done():
             # What takes no time needs nobody to watch it.
             return acting.result()
-        halted = asyncio.ensure_future(halts.heard(scopes))
-        await _first_of(acting, halted, allowed)
+        with halts.listening(scopes) as halted:
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait((acting, halted), timeout=allowed / SECOND, return_when=first)
+        # What is done just as its time is up counts as done: it may have been paid for.
         if acting.done():
             return acting.result()
-        raise Halted(f"{halted.result()} was halted.")
+        if halted.done():
+            raise Halted(f"{halted.result()} was halted.")
+        raise TimeoutError
     finally:
-        if halted is not None:
-            halted.cancel()
         if not acting.done():
             acting.cancel()
             await asyncio.wait((acting,))
@@ -71,16 +72,6 @@ async def to_its_end(act: Coroutine[Any, Any, T]) -> T:
     doing = asyncio.ensure_future(act)
     doing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
     return await asyncio.shield(doing)
-
-
-async def _first_of(acting: asyncio.Future[T], halted: asyncio.Future[str], allowed: int) -> None:
-    """Wait for either. What is done just as its time is up counts as done: it may have been paid for."""
-    try:
-        async with asyncio.timeout(allowed / SECOND):
-            await asyncio.wait((acting, halted), return_when=asyncio.FIRST_COMPLETED)
-    except TimeoutError:
-        if not acting.done():
-            raise
 
 
 async def outcome_of(store: Store, stream: StreamId, flight: InFlight) -> Stored | None:

@@ -128,12 +128,9 @@ class Gatehouse:
 
     async def pause(self, standing: Standing, duration: int) -> bool:
         """Let time pass, unless a halt comes first; tell whether one did."""
-        try:
-            async with asyncio.timeout(duration / SECOND):
-                await self._halts.heard(standing.scopes())
-        except TimeoutError:
-            return False
-        return True
+        with self._halts.listening(standing.scopes()) as halted:
+            done, _ = await asyncio.wait((halted,), timeout=duration / SECOND)
+        return bool(done)
 
     async def request(
         self, lease: Lease, standing: Standing, request: Request, model: Model, attempt: int = 0, waited: int = 0

@@ -1,7 +1,8 @@
 """Halts: from any process, in four scopes, and heard by whatever is in flight."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import msgspec
@@ -70,14 +71,15 @@ class HaltWatch:
         self._waiting: dict[asyncio.Future[str], frozenset[str]] = {}
         self._looking: asyncio.Task[None] | None = None
 
-    async def heard(self, scopes: Iterable[str]) -> str:
-        """Wait until one of the scopes is halted; return the scope."""
+    @contextmanager
+    def listening(self, scopes: Iterable[str]) -> Generator[asyncio.Future[str]]:
+        """Listen for as long as the block takes: the future is the first of the scopes that is halted."""
         word: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting[word] = frozenset(scopes)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(), name="halter-halt-watch")
         try:
-            return await word
+            yield word
         finally:
             del self._waiting[word]
 

@@ -1,0 +1,37 @@
+"""What defines an agent's sessions, as the store keeps it: its policy, its mind, its pace and its tasks."""
+
+from typing import Final
+
+import msgspec
+
+from halter.app.agent import Assembled
+from halter.config.pacing import recorded
+from halter.config.tasks import recorded_tasks
+from halter.core.clock import HOUR
+from halter.core.ids import Digest
+from halter.core.ports import Store
+
+GOOD_FOR: Final = HOUR
+"""How long it is relied upon that the store has it. What no session names is swept away, but not before a day."""
+
+
+class Defined:
+    """Puts an agent's definition away once, not for each of its sessions."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Assembled, Digest, int] | None = None
+
+    async def of(self, agent: Assembled, store: Store, now: int) -> Digest:
+        """Name the definition; the store has it."""
+        if self._kept is not None and self._kept[0] is agent and 0 <= now - self._kept[2] < GOOD_FOR:
+            return self._kept[1]
+        read = agent.read
+        said = {
+            "policy": agent.policy,
+            "mind": read.mind,
+            "pacing": recorded(read.pacing),
+            "tasks": recorded_tasks(read.tasks),
+        }
+        digest = await store.put(msgspec.json.encode(said, order="sorted"))
+        self._kept = (agent, digest, now)
+        return digest
