@@ -6,7 +6,6 @@ changes is something new, too.
 """
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -14,6 +13,8 @@ import msgspec
 
 from halter.core.messages import ToolCall, ToolResult
 from halter.core.text import to_body
+
+_SORTED: Final = msgspec.json.Encoder(order="sorted")
 
 LONGEST_PERIOD: Final = 5
 """Cycles of more steps than this are not looked for: so much is rarely repeated by mistake."""
@@ -41,10 +42,10 @@ def fingerprint(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> str
 
     The ids of calls only tell which result belongs to which call. Every call counts with its whole arguments.
     """
-    given: defaultdict[str, list[bytes]] = defaultdict(list)
+    given: dict[str, list[bytes]] = {}
     for result in results:
-        given[result.id].append(_joined((result.outcome.encode(), to_body(result.text))))
-    return hashlib.sha256(_joined(sorted([_call(call, given[call.id]) for call in calls]))).hexdigest()
+        given.setdefault(result.id, []).append(_joined((result.outcome.encode(), to_body(result.text))))
+    return hashlib.sha256(_joined(sorted([_call(call, given.get(call.id, ())) for call in calls]))).hexdigest()
 
 
 def stuck(steps: Sequence[str], max_repeated: int) -> Loop | None:
@@ -78,7 +79,7 @@ def _canonical(arguments: str) -> bytes:
     """Write arguments in the one way that equal ones have in common; what is no JSON stands for itself."""
     body = to_body(arguments)
     try:
-        return b"json " + msgspec.json.encode(msgspec.json.decode(body), order="sorted")
+        return b"json " + _SORTED.encode(msgspec.json.decode(body))
     except (ValueError, RecursionError):
         return b"text " + body
 

@@ -38,8 +38,8 @@ def dollars(amount: str | float | Decimal) -> int:
 
 def shown(micros: int) -> str:
     """Write an amount for people: cents, and finer only where there is something finer."""
-    sign, whole = ("-" if micros < 0 else ""), Decimal(abs(micros)) / DOLLAR
-    return f"{sign}${whole:,.2f}" if micros % 10_000 == 0 else f"{sign}${whole.normalize():,f}"
+    sign, (whole, rest) = ("-" if micros < 0 else ""), divmod(abs(micros), DOLLAR)
+    return f"{sign}${whole:,}.{f'{rest:06}'.rstrip('0'):0<2}"
 
 
 def believable(amount: int) -> bool:

@@ -255,7 +255,7 @@ def _session_ended(event: SessionEnded, place: Place, known: Known) -> Iterator[
     session = session_of(place.stream) or ""
     hold = known.get(HoldRow, session) if event.charge is not None else None
     if hold is not None and event.charge is not None:
-        yield from _freed(hold, event.charge, known)
+        yield from _freed(hold, hold.taken(), event.charge, known)
 
 
 def _wake_posted(event: WakePosted, place: Place, known: Known) -> SessionRow:
@@ -288,13 +288,14 @@ def _settled(
         yield from _held(call, event.unheld.name, event.unheld.purpose, event.unheld.accounts, place, known)
     hold = known.get(HoldRow, call)
     if hold is not None:
-        yield from _freed(hold, event.charge, known)
-        yield _spend(hold, event.charge, usage, place, known)
+        legs = hold.taken()
+        yield from _freed(hold, legs, event.charge, known)
+        yield _spend(hold, legs, event.charge, usage, place, known)
 
 
-def _freed(hold: HoldRow, charge: Charge, known: Known) -> Iterator[Effect]:
+def _freed(hold: HoldRow, legs: Sequence[Leg], charge: Charge, known: Known) -> Iterator[Effect]:
     yield Gone(hold.key())
-    for leg in hold.taken():
+    for leg in legs:
         row, spent = budget_row(known, leg), charge.of(leg.unit)
         if leg.is_rate:
             yield from rates.moved(row, leg, spent=spent, held=-leg.amount)
@@ -304,7 +305,7 @@ def _freed(hold: HoldRow, charge: Charge, known: Known) -> Iterator[Effect]:
         yield budget_row(known, over).moved(overrun=over.amount)
 
 
-def _spend(hold: HoldRow, charge: Charge, usage: Usage, place: Place, known: Known) -> SpendRow:
+def _spend(hold: HoldRow, legs: Sequence[Leg], charge: Charge, usage: Usage, place: Place, known: Known) -> SpendRow:
     session = known.get(SessionRow, hold.session) or SessionRow(hold.session)
     return SpendRow(
         hold=hold.hold,
@@ -315,7 +316,7 @@ def _spend(hold: HoldRow, charge: Charge, usage: Usage, place: Place, known: Kno
         name=hold.name,
         purpose=hold.purpose,
         usd=charge.usd,
-        held_usd=max((leg.amount for leg in hold.taken() if leg.unit == "usd"), default=0),
+        held_usd=max([leg.amount for leg in legs if leg.unit == "usd"], default=0),
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
         cache_read_tokens=usage.cache_read_tokens,
@@ -397,12 +398,14 @@ def rate_row(known: Known, agent: str, tool: str, piece: int, attempts: int = 0)
 
 def budget_row(known: Known, account: Account) -> BudgetRow:
     """Return what stands against a cap, also where nothing stands yet."""
-    if account.is_rate:
-        return rates.in_its_minute(known.get(BudgetRow, account.scope, MINUTELY, account.unit), account)
-    row = known.get(BudgetRow, account.scope, account.window, account.unit)
-    return row if row is not None else BudgetRow(account.scope, account.window, account.unit)
+    scope, window, unit = account.scope, account.window, account.unit
+    if window.startswith(MINUTELY):
+        return rates.in_its_minute(known.get(BudgetRow, scope, MINUTELY, unit), account)
+    row = known.get(BudgetRow, scope, window, unit)
+    return row if row is not None else BudgetRow(scope, window, unit)
 
 
 def budget_key(account: Account) -> RowKey:
     """Name the row of an account, for a write to declare."""
-    return (BudgetRow, (account.scope, MINUTELY if account.is_rate else account.window, account.unit))
+    window = account.window
+    return (BudgetRow, (account.scope, MINUTELY if window.startswith(MINUTELY) else window, account.unit))

@@ -13,7 +13,7 @@ def clean(text: str) -> str:
     Facts are projected into text columns, and PostgreSQL stores no NUL there; no JSON
     encoder of ours writes half a surrogate pair. Bodies keep such characters as they are.
     """
-    if _UNSTORABLE.search(text) is None:
+    if (text.isascii() and "\x00" not in text) or _UNSTORABLE.search(text) is None:
         return text
     return _UNSTORABLE.sub(lambda match: "␀" if match[0] == "\x00" else "�", text)
 

@@ -159,6 +159,8 @@ class Tool(Protocol):
 
 def secret_names(canonical: bytes) -> frozenset[str]:
     """Return the names of all secrets that arguments refer to as `${secret:NAME}`."""
+    if b"${" not in canonical:
+        return frozenset()
     return frozenset(_SECRET.findall(canonical.decode()))
 
 

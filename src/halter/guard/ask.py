@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 
@@ -134,23 +135,26 @@ def prepare(
     meant, arguments = valid
     risk = assess(spec, arguments) if risk_assessed(rule) else None
     flaw = flaw_of(standing, spec) or _missing(standing, arguments) or _nameless(standing, arguments)
-    asked = _asked(standing, call, now, flaw, spec, rule)
-    spender = standing.spender()
-    asked = msgspec.structs.replace(
-        asked,
-        arguments=arguments.canonical,
+    spender, level, approval = standing.spender(), risk.level if risk else None, None
+    if needs_approval(rule, policy.mode, level):
+        agreed = "" if level == "CRITICAL" else _agreed(rules, standing, spec, arguments, now)
+        approval = _approval(standing, call, meant, arguments, risk, agreed)
+    asked = _asked(
+        standing,
+        msgspec.structs.replace(call, arguments=arguments.canonical),
+        now,
+        flaw,
+        spec,
+        rule,
         writes=arguments.writes,
-        risk=risk.level if risk else None,
+        risk=level,
         audit=audited(rule),
         rate=rate_of(rule),
         legs=legs(standing.caps(), spender, now, usd=usd),
         accounts=accounts(policy.caps, spender, now),
         kept=standing.kept(),
+        approval=approval,
     )
-    if needs_approval(rule, policy.mode, asked.risk):
-        agreed = "" if asked.risk == "CRITICAL" else _agreed(rules, standing, spec, arguments, now)
-        approval = _approval(standing, call, meant, arguments, risk, agreed)
-        asked = msgspec.structs.replace(asked, approval=approval)
     return Prepared(asked, tool, arguments, rule)
 
 
@@ -189,8 +193,17 @@ def _asked(
     flaw: tuple[Outcome, str] | None,
     spec: ToolSpec | None = None,
     rule: Rule | None = None,
+    **known: Any,
 ) -> Asked:
-    asked = Asked(
+    """Say who asks for what; `known` is what a look at the arguments has shown."""
+    if spec is not None and rule is not None:
+        known |= {
+            "level": rule.level,
+            "effect": spec.effect,
+            "idempotent": spec.idempotent,
+            "egress": spec.egress,
+        }
+    return Asked(
         call=call.id,
         tool=clean(call.tool)[:200],
         arguments=call.arguments,
@@ -203,15 +216,7 @@ def _asked(
         phase=standing.phase.name,
         parallel_group=call.parallel_group,
         observe=standing.policy.observe,
-    )
-    if spec is None or rule is None:
-        return asked
-    return msgspec.structs.replace(
-        asked,
-        level=rule.level,
-        effect=spec.effect,
-        idempotent=spec.idempotent,
-        egress=spec.egress,
+        **known,
     )
 
 

@@ -24,6 +24,7 @@ from halter.core.rows import AuditRow, DecisionRow, HaltRow, RateRow, RuleRow
 from halter.core.task_rows import OutputRow
 from halter.core.tools import Effect, Level
 from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel
+from halter.core.windows import QUARTER
 
 SLICES: Final = 60
 """A sliding period is counted in so many slices, and one more for the oldest, which is only partly in it."""
@@ -126,6 +127,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     def at(self, now: int) -> "Asked":
         """Ask the same at a later moment: rates and windows have moved on."""
+        if now // QUARTER == self.now // QUARTER:
+            return msgspec.structs.replace(self, now=now)
         return msgspec.structs.replace(self, now=now, legs=rolled(self.legs, now), accounts=rolled(self.accounts, now))
 
 

@@ -17,6 +17,9 @@ from halter.core.text import clean
 from halter.core.tools import ToolSpec
 from halter.guard.flight import Redact
 
+_Beginning = tuple[str, tuple[ToolSpec, ...]]
+"""The system text and the tools of a prompt."""
+
 _MASKED: Final = "masked"
 """Where a message keeps what became of it under a redactor."""
 
@@ -34,6 +37,7 @@ class Masks:
 
     def __init__(self, redact: Redact) -> None:
         self._redact = redact
+        self._begins: tuple[_Beginning, _Beginning] = (("", ()), ("", ()))
         self._last: WeakKeyDictionary[Lease, tuple[tuple[Message, ...], tuple[Message, ...]]] = WeakKeyDictionary()
 
     def prompt(self, lease: Lease, prompt: Prompt) -> Prompt:
@@ -45,13 +49,23 @@ class Masks:
         messages = (*known, *fresh)
         # The last message ends with what is true only now, so the next request says it otherwise.
         self._last[lease] = (prompt.messages[:-1], messages[:-1])
+        system, tools = self._beginning(prompt)
         return msgspec.structs.replace(
             prompt,
-            system=_masked_once(prompt.system, self._redact),
+            system=system,
             messages=messages,
-            tools=_masked_tools(prompt.tools, self._redact),
+            tools=tools,
             facts=_masked_facts(prompt.facts, self._redact) if prompt.facts else prompt.facts,
         )
+
+    def _beginning(self, prompt: Prompt) -> _Beginning:
+        """Mask what all requests of a session begin with."""
+        (system, tools), known = self._begins
+        if system is prompt.system and tools is prompt.tools:
+            return known
+        known = (_masked_once(prompt.system, self._redact), _masked_tools(prompt.tools, self._redact))
+        self._begins = ((prompt.system, prompt.tools), known)
+        return known
 
 
 def masked_message(message: Message, redact: Redact) -> Message:
@@ -59,10 +73,9 @@ def masked_message(message: Message, redact: Redact) -> Message:
     kept = vars(message).get(_MASKED)
     if kept is not None and kept[0] == redact:
         return kept[1]
-    made = Message(message.role, tuple(_masked_part(part, redact) for part in message.parts))
-    if made == message:
-        made = message
-    else:
+    parts = tuple([_masked_part(part, redact) for part in message.parts])
+    made = message if parts == message.parts else Message(message.role, parts)
+    if made is not message:
         vars(made)[_MASKED] = (redact, made)
     vars(message)[_MASKED] = (redact, made)
     return made
@@ -87,8 +100,10 @@ def _masked_value(value: Any, redact: Redact) -> Any:
 
 def masked_reply(reply: Reply, redact: Redact) -> Reply:
     """Mask everything that a model answered, the arguments of its calls included."""
-    parts = tuple(_masked_text(part, redact) if isinstance(part, Text) else _call(part, redact) for part in reply.parts)
-    return msgspec.structs.replace(reply, parts=parts)
+    parts = tuple(
+        [_masked_text(part, redact) if isinstance(part, Text) else _call(part, redact) for part in reply.parts]
+    )
+    return reply if parts == reply.parts else msgspec.structs.replace(reply, parts=parts)
 
 
 def _masked_part(part: Part, redact: Redact) -> Part:
@@ -98,15 +113,20 @@ def _masked_part(part: Part, redact: Redact) -> Part:
         case ToolCall():
             return _call(part, redact)
         case ToolResult():
-            return msgspec.structs.replace(part, text=masked(part.text, redact))
+            text = masked(part.text, redact)
+            return part if text is part.text else msgspec.structs.replace(part, text=text)
 
 
 def _masked_text(part: Text, redact: Redact) -> Text:
-    return msgspec.structs.replace(part, text=masked(part.text, redact))
+    text = masked(part.text, redact)
+    return part if text is part.text else msgspec.structs.replace(part, text=text)
 
 
 def _call(part: ToolCall, redact: Redact) -> ToolCall:
-    return msgspec.structs.replace(part, tool=masked(part.tool, redact), arguments=masked(part.arguments, redact))
+    tool, arguments = masked(part.tool, redact), masked(part.arguments, redact)
+    if tool is part.tool and arguments is part.arguments:
+        return part
+    return msgspec.structs.replace(part, tool=tool, arguments=arguments)
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ minute, or nothing where other holds must settle first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 import msgspec
@@ -30,7 +30,7 @@ RATE: Final = "model_rate"
 """The guardrail by which a request waits for the next minute."""
 
 
-class Asking(msgspec.Struct, frozen=True, kw_only=True):
+class Asking(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything about one attempt of a request that can be known before any row is locked.
 
     One that is `optional` can be done without: its refusal is recorded, but no session ends for it. `paces` are the
@@ -65,8 +65,9 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
         """Spread an amount over all scopes."""
         return legs(self.caps, self.spender, self.now, usd=usd, tokens=tokens)
 
+    @cached_property
     def everywhere(self) -> tuple[Leg, ...]:
-        """List every account that any amount could weigh on: the least amount weighs on all of them."""
+        """Every account that any amount could weigh on: the least amount weighs on all of them."""
         return self.legs(1, 1)
 
     def least_output(self) -> int:
@@ -77,7 +78,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
 def rows_of(asking: Asking) -> list[RowKey]:
     """Name every row that the decision looks at or changes."""
     halts: list[RowKey] = [(HaltRow, (scope,)) for scope in asking.scopes]
-    return [*halts, *rows_of_hold(asking.request, (*asking.everywhere(), *rate_legs(asking.paces, asking.now, 1)))]
+    return [*halts, *rows_of_hold(asking.request, (*asking.everywhere, *rate_legs(asking.paces, asking.now, 1)))]
 
 
 def weigh(asking: Asking, rows: Rows) -> Sequence[Draft]:
@@ -90,7 +91,7 @@ def weigh(asking: Asking, rows: Rows) -> Sequence[Draft]:
         if not asking.observe:
             return [_refusal(asking, *refusal)]
         waived.append(refusal[0])
-    if outdated(asking.everywhere(), rows.now):
+    if outdated(asking.everywhere, rows.now):
         return []
     fitting = _fitting(asking, rows)
     verdict = _reserve(asking, asking.legs(fitting.usd, fitting.tokens), rows)
@@ -133,7 +134,7 @@ def _refusals(asking: Asking, rows: Rows) -> Iterable[tuple[Outcome, str]]:
 
 def _left(asking: Asking, rows: Rows, unit: Unit) -> int | None:
     """Tell the least that any cap leaves unspent, or None where no cap binds."""
-    unspent = [_unspent(leg, budget_for(rows, asking.kept, leg)) for leg in asking.everywhere() if leg.unit == unit]
+    unspent = [_unspent(leg, budget_for(rows, asking.kept, leg)) for leg in asking.everywhere if leg.unit == unit]
     return min([amount for amount in unspent if amount is not None], default=None)
 
 

@@ -16,12 +16,11 @@ from halter.core.money import BudgetRow
 from halter.core.newer import left_to_newer
 from halter.core.ports import Committed, Draft, Lease, Stored, Write
 from halter.core.project import Erase, Gone, project
-from halter.core.row import R, Row, RowKey, lock_order
+from halter.core.row import R, Row, RowKey
 from halter.core.rows import SessionRow, StreamRow
 from halter.journal.chain import SALT_BYTES, START, body_digest, link
 
 NO_BODY: Final = b""
-_TIMED: Final = (StreamRow, BudgetRow)
 
 
 class WorkingSet:
@@ -78,8 +77,14 @@ class WorkingSet:
 
 def _not_before(rows: Iterable[Row | None], now: int) -> int:
     """Tell the time of a new event: none that it must not precede, so that a clock set back cannot reorder anything."""
-    times = [row.at if isinstance(row, StreamRow) else row.cap_at for row in rows if isinstance(row, _TIMED)]
-    return max(now, *times) if times else now
+    for row in rows:
+        if row is None:
+            continue
+        if isinstance(row, StreamRow):
+            now = max(now, row.at)
+        elif isinstance(row, BudgetRow):
+            now = max(now, row.cap_at)
+    return now
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -101,16 +106,16 @@ class Applier(Protocol):
 
 
 def declared(writes: Sequence[Write]) -> list[RowKey]:
-    """List every row that the writes may touch, in the one order in which rows are locked."""
-    keys: set[RowKey] = set()
+    """List every row that the writes may touch, each once."""
+    keys: dict[RowKey, None] = {}
     for write in writes:
         for stream in (write.stream, *write.others):
-            keys.add((StreamRow, (stream,)))
+            keys[StreamRow, (stream,)] = None
             session = session_of(stream)
             if session is not None:
-                keys.add((SessionRow, (session,)))
-        keys.update(write.reads)
-    return sorted(keys, key=lock_order)
+                keys[SessionRow, (session,)] = None
+        keys.update(dict.fromkeys(write.reads))
+    return list(keys)
 
 
 def apply(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:

@@ -61,7 +61,7 @@ class Engine(Protocol):
         ...
 
     def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
-        """Lock rows, in the order given, and return them."""
+        """Lock rows, in an order that is the same for everybody, and return them."""
         ...
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
@@ -243,6 +243,8 @@ def _answer(
 
 def own(write: Write, known: tuple[Stored, ...]) -> tuple[Stored, ...]:
     """Of the events under a key, those in the write's streams: in another stream the same key is another write."""
+    if not known:
+        return known
     streams = {write.stream, *write.others}
     return tuple(stored for stored in known if stored.stream in streams)
 

@@ -169,12 +169,14 @@ class MemoryEngine:
     ) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones; or the one that is named."""
         now = self._leasing.renew(worker)
-        rows = [row for row in self._session_rows() if row.format <= program_format]
         if only is None:
-            found = self._leasing.claimable(rows, agents, worker, now)
-        else:
-            session = only.session if isinstance(only, Ticket) else only
-            found = [row for row in rows if row.session == session and self._leasing.may_have(row, only, worker, now)]
+            rows = [row for row in self._session_rows() if row.format <= program_format]
+            return [self._take(row, worker) for row in self._leasing.claimable(rows, agents, worker, now)[:limit]]
+        row = self._rows.get((SessionRow, (only.session if isinstance(only, Ticket) else only,)))
+        if not isinstance(row, SessionRow) or row.format > program_format:
+            return []
+        # Also whoever takes none of it uses up the ticket.
+        found = [row] if self._leasing.may_have(row, only, worker, now) else []
         return [self._take(row, worker) for row in found[:limit]]
 
     def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Offered:

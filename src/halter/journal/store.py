@@ -274,9 +274,9 @@ class JournalStore:
             answers = run(self._engine, writes, self._applier, self._salt, wait=wait)
         finally:
             self._writing_now.release()
-        fresh = [event for answer in answers if isinstance(answer, Committed) for event in answer.fresh()]
-        if fresh:
-            for observer in self._observers:
+        if self._observers:
+            fresh = [event for answer in answers if isinstance(answer, Committed) for event in answer.fresh()]
+            for observer in self._observers if fresh else ():
                 observer.saw(fresh)
         return answers
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -217,6 +218,7 @@ def _listed(model: ModelName, base_url: str | None, margin: Decimal) -> Tariff |
     )
 
 
+@lru_cache(maxsize=256)
 def window(model: ModelName, base_url: str | None = None) -> int | None:
     """Tell how many tokens a model can take in, if the bundled table knows it."""
     from genai_prices.data import providers
