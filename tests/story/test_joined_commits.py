@@ -6,9 +6,11 @@ from decimal import Decimal
 
 import pytest
 
-from halter.brain.loop import Senses, Watching
+from halter.brain.decide import After, Again, End, Park
+from halter.brain.loop import Loop, Senses, Watching
+from halter.brain.running import Running
 from halter.core.clock import Clock
-from halter.core.events import CallSettled, RequestSettled
+from halter.core.events import CallSettled, RequestSettled, TurnEnded
 from halter.core.ids import session_stream
 from halter.core.messages import Hear, Prompt, Reply
 from halter.core.ports import Stored
@@ -17,6 +19,7 @@ from halter.core.usage import ModelName, Price, Usage
 from halter.models.scripted import Line, Scripted
 from halter.testing.world import World
 from halter.tools.tool import tool
+from halter.work.conversation import Attended, News, Open, Pace
 from tests.story.loops import Story, calls, says
 
 
@@ -104,6 +107,52 @@ async def test_an_outcome_is_written_down_also_when_nothing_follows(world: World
     with pytest.raises(failure):
         await story.run("Look around.")
     assert settled(await world.journal.read(session_stream("s")), CallSettled) == 1
+
+
+class Noting(Attended):
+    """A pace that notes what is durable when it is asked for the next turn."""
+
+    def __init__(self, loop: Loop, world: World) -> None:
+        super().__init__(loop)
+        self._world = world
+        self.seen: list[int] = []
+
+    async def before(self, news: News) -> Open | Park | End:
+        self.seen.append(sum(isinstance(event, TurnEnded) for event in await durable(self._world)))
+        return await super().before(news)
+
+    async def after(self, then: After) -> After:
+        return Again() if len(self.seen) < 3 else then
+
+
+async def test_what_a_turn_came_to_is_durable_before_anybody_looks_whether_there_is_to_be_another(world: World) -> None:
+    paces: list[Noting] = []
+
+    class Restless(Story):
+        def pace(self, running: Running, loop: Loop) -> Pace:
+            paces.append(Noting(loop, self.world))
+            return paces[-1]
+
+    story = Restless(world, [says("One."), says("Two.")])
+    await story.begin()
+    await world.say("s", "Go on.")
+    await story.attend()
+    assert paces[0].seen == [0, 1]
+
+
+async def test_the_end_of_a_turn_is_durable_before_what_works_beside_the_session_is_stopped(world: World) -> None:
+    seen: list[int] = []
+
+    class Watched(Story):
+        def pace(self, running: Running, loop: Loop) -> Pace:
+            running.ending = self.stops
+            return Attended(loop)
+
+        async def stops(self) -> None:
+            seen.append(sum(isinstance(event, TurnEnded) for event in await durable(self.world)))
+
+    await Watched(world, script(1), kind="task").run("Look around.")
+    assert seen == [1]
 
 
 async def test_a_cost_beyond_its_hold_is_known_before_the_session_goes_on(world: World) -> None:

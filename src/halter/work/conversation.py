@@ -168,7 +168,8 @@ class Conversation:
             await self._pace.go_on((await self._news(self._loop.turn.heard)).notes)
 
     async def _next_turn(self) -> Came | None:
-        """Open the next turn, if it is time for one."""
+        """Open the next turn, if it is time for one. Before others look around for it, the last one is written down."""
+        await self._running.settle_up()
         news = await self._news()
         match await self._pace.before(news):
             case Open(parts, hot, quiet):
