@@ -4,17 +4,21 @@ import asyncio
 
 import pytest
 
+from halter.brain.running import Running
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.events import SessionParked, WakePosted
-from halter.core.ids import session_stream
+from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.messages import Text
 from halter.core.vocabulary import SessionKind
 from halter.guard.approvals import Open, decide, edit, needs_you
+from halter.guard.gatehouse import Gatehouse
 from halter.guard.halts import cancel, halt
+from halter.guard.secrets import GivenSecrets
+from halter.models.prices import Prices
 from halter.state import life
 from halter.testing.world import World
 from halter.work.conversation import Came
-from tests.story.loops import Story, calls, fails, says
+from tests.story.loops import Story, calls, fails, redact, says
 
 
 async def asked(world: World) -> Open:
@@ -298,3 +302,18 @@ async def test_what_is_said_while_a_task_comes_to_its_end_is_still_answered(worl
     assert (await attending).state == "COMPLETED"
     assert [each.turn for each in (await story.receipt()).turns] == [1, 2]
     assert "And that?" in story.model.asked[1].messages[-1].parts[0].text
+
+
+async def test_a_session_that_is_taken_up_twice_under_one_lease_writes_down_each_of_its_rests(world: World) -> None:
+    story = Story(world, kind="autonomous")
+    await story.begin("Watch.")
+    (lease,) = await world.journal.claim(WorkerId("w"), 1, SessionId("s"))
+    gatehouse = Gatehouse(world.store, world.clock, redact=redact, secrets=GivenSecrets({}), prices=Prices({}))
+    for nap in (HOUR, DAY):
+        # As after a breakdown: the process has the session still, and begins anew with it.
+        running = Running(world.store, world.clock, gatehouse, lease, story.standing(), {})
+        await running.take_up()
+        assert await running.park("SLEEPING", 0, world.now + nap, resident=True)
+        await running.wake()
+    assert [park.wake_at for park in await parks(story)] == [world.now + HOUR, world.now + DAY]
+    assert (await story.kinds()).count("session_woken") == 2

@@ -78,6 +78,8 @@ class Running(Resting):
         events = await self.events()
         self.state = replay(events)
         self._attempts, self._seen = dict(self.state.attempts), self.state.inbox_seen
+        # Whoever takes the session up in this process once more must not count its rests under names that are taken.
+        self._rests = max(self._rests, self.state.head)
         self.rested_at = self._seen
         if not self.looked_back.is_set():
             self._doubts = tuple(self.state.in_flight.values())
@@ -258,7 +260,10 @@ class Running(Resting):
         self, state: State, reason: TerminalReason, inbox_seen: int | None = None, last_words: str = ""
     ) -> bool:
         """End the session; not where it still holds something in doubt, or something came that was to be seen."""
-        await self.ending()
+        if self.ending is not _nothing:
+            # What works for it may take its time to stop, and what is done must not wait for that.
+            await self.settle_up()
+            await self.ending()
         words = to_body(shorten(last_words, WORDS_KEPT)) if self.state.parent else None
         committed = await self.commit(life.end(self.lease, state, reason, self.state.parent, inbox_seen, words))
         return bool(committed.events)
