@@ -57,7 +57,11 @@ async def open_app(
     clock = clock or (StoreTime() if settings.store.lower().startswith(("postgresql:", "postgres:")) else SystemClock())
     ids = SortableIds(clock.now)
     engine = open_engine(settings.store, clock=clock, ids=ids, lease=lease)
-    store_id = {row["name"]: row["value"] for row in engine.ask("meta", {})}["store"]
+    try:
+        store_id = {row["name"]: row["value"] for row in engine.ask("meta", {})}["store"]
+    except BaseException:
+        engine.close()
+        raise
     checkpointer = Checkpointer(settings.checkpoints, settings.signing_key, store_id, clock.now)
     # What is kept in memory only is gone with the process: nobody can cut it off, and it waits for no disk.
     in_memory = isinstance(engine, MemoryEngine)

@@ -14,7 +14,7 @@ from halter.app.bus import Bus, Item
 from halter.app.committed import Committed
 from halter.cli.answer import painted
 from halter.cli.codes import UNUSABLE, WRONG_USE
-from halter.cli.command import JsonOption, StoreOption, duration, fail, settings_for, with_app
+from halter.cli.command import JsonOption, StoreOption, duration, fail, saying_errors, settings_for, with_app
 from halter.cli.printer import Printer
 from halter.cli.up import AGENT_FILE, address, bus_of, folders_of, shows_of, watch
 from halter.core.text import counted
@@ -53,7 +53,7 @@ def worker(
     folders = folders_of(agents or _found())
     where, grace = None if listen is None else address(listen), duration(drain)
 
-    places = settings_for(store)
+    places = saying_errors(lambda: settings_for(store))
     _demand_postgres(places.store)
 
     async def job(app: App) -> None:
