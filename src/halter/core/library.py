@@ -25,7 +25,6 @@ _UNSPACED: Final = (
 WORD: Final = f"(?:(?![{_UNSPACED}])[^\\W_])+|(?![\\W_])[{_UNSPACED}]"
 """What is one word, as a pattern."""
 
-_WORD: Final = re.compile(WORD)
 _FOREIGN: Final = re.compile("[^\x00-\x7f]+")
 
 
@@ -81,7 +80,7 @@ def words(text: str) -> tuple[str, ...]:
     Stores are given these words rather than the text, so that no tokenizer of theirs decides what is found.
     """
     found: list[str] = []
-    for match in _WORD.finditer(folded(text)):
+    for match in re.finditer(WORD, folded(text)):
         found.append(match[0][:MOST_LETTERS])
         if len(found) == MOST_WORDS:
             break

@@ -13,7 +13,7 @@ _RANGES: Final = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\ua960-\ua97f"
     "\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
 )
-_UNSPACED: Final = re.compile(f"[{_RANGES}]")
+_UNSPACED: Final = f"[{_RANGES}]"
 """Letters of scripts that put no space between words, or hang particles on them: there a name has no edge."""
 
 _WORD: Final = rf"[^\W_{_RANGES}]"
@@ -73,7 +73,7 @@ def _tokens(name: str, spelling: Spelling) -> list[str]:
 
 
 def _edge(edge: str, letter: str) -> Iterable[str]:
-    return (edge,) if letter.isalnum() and not _UNSPACED.match(letter) else ()
+    return (edge,) if letter.isalnum() and not re.match(_UNSPACED, letter) else ()
 
 
 def _cases(letter: str) -> list[str]:

@@ -27,7 +27,7 @@ _SAME: Final = str.maketrans(
 _SOFT: Final = "\u00ad"
 _HYPHENS: Final = ("-", _SOFT)
 _GAP: Final = re.compile(r"(\s+)")
-_WHOLE: Final = re.compile(rf"(?<!\w)-?\d+(?:[.,]\d+)*|{WORD}")
+_WHOLE: Final = rf"(?<!\w)-?\d+(?:[.,]\d+)*|{WORD}"
 _EDGE: Final = "\x1f"
 
 
@@ -46,7 +46,7 @@ def _stands(quote: str, text: str, hyphen: str) -> bool:
 
 def _edged(plain: str) -> str:
     """Mark where words and numbers begin and end, so that a part of one is not taken for it."""
-    return _WHOLE.sub(lambda word: f"{_EDGE}{word[0]}{_EDGE}", plain.replace(_EDGE, " "))
+    return re.sub(_WHOLE, lambda word: f"{_EDGE}{word[0]}{_EDGE}", plain.replace(_EDGE, " "))
 
 
 def _plain(text: str, hyphen: str) -> str:
