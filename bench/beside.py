@@ -22,7 +22,13 @@ that is a setting, and limits on steps are lifted. langgraph is the agent that `
 """
 BESIDES = """What a step of Halter does besides: the intent and the outcome of each request and of each call are
 events of a hash chain, money is held in three scopes before anything is asked, and every text is
-looked through for secrets."""
+looked through for secrets.
+
+Where its time goes, by a profile of 0.7.0: a third to its two transactions (a third of that to make four
+events, link and project them; the rest to look at rows, decide and save), a fifth to what the guard looks
+at before them, a fifth to the loop and its transcript, a twentieth to asyncio. The rest is spread over some
+1,400 small calls, none of which takes more than 1 in 50. In a file, a durable step takes twice as much:
+SQLite's statements and the sync of its log."""
 
 Found = dict[tuple[str, str], dict[str, float]]
 """The values by who was measured, and at what."""
