@@ -17,9 +17,6 @@ from halter.core.text import clean
 from halter.core.tools import ToolSpec
 from halter.guard.flight import Redact
 
-_Beginning = tuple[str, tuple[ToolSpec, ...]]
-"""The system text and the tools of a prompt."""
-
 _MASKED: Final = "masked"
 """Where a message keeps what became of it under a redactor."""
 
@@ -37,7 +34,6 @@ class Masks:
 
     def __init__(self, redact: Redact) -> None:
         self._redact = redact
-        self._begins: tuple[_Beginning, _Beginning] = (("", ()), ("", ()))
         self._last: WeakKeyDictionary[Lease, tuple[tuple[Message, ...], tuple[Message, ...]]] = WeakKeyDictionary()
 
     def prompt(self, lease: Lease, prompt: Prompt) -> Prompt:
@@ -49,23 +45,13 @@ class Masks:
         messages = (*known, *fresh)
         # The last message ends with what is true only now, so the next request says it otherwise.
         self._last[lease] = (prompt.messages[:-1], messages[:-1])
-        system, tools = self._beginning(prompt)
         return msgspec.structs.replace(
             prompt,
-            system=system,
+            system=_masked_once(prompt.system, self._redact),
             messages=messages,
-            tools=tools,
+            tools=_masked_tools(prompt.tools, self._redact),
             facts=_masked_facts(prompt.facts, self._redact) if prompt.facts else prompt.facts,
         )
-
-    def _beginning(self, prompt: Prompt) -> _Beginning:
-        """Mask what all requests of a session begin with."""
-        (system, tools), known = self._begins
-        if system is prompt.system and tools is prompt.tools:
-            return known
-        known = (_masked_once(prompt.system, self._redact), _masked_tools(prompt.tools, self._redact))
-        self._begins = ((prompt.system, prompt.tools), known)
-        return known
 
 
 def masked_message(message: Message, redact: Redact) -> Message:

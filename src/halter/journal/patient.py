@@ -5,7 +5,7 @@ from typing import Final, TypeVar
 
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import StoreUnavailable
-from halter.core.ports import Committed, Store, Write
+from halter.core.ports import Store
 from halter.journal.relay import Relay
 
 T = TypeVar("T")
@@ -56,17 +56,6 @@ class PatientStore(Relay):
     def problem(self) -> str:
         """What is wrong while somebody waits."""
         return self._trouble.problem
-
-    async def commit(self, write: Write) -> Committed:
-        """Pass a write on. What every step does twice takes the shortest way."""
-        try:
-            committed = await self._store.commit(write)
-        except StoreUnavailable as away:
-            self._trouble.know(str(away))
-            committed = await self._waited(lambda: self._store.commit(write))
-        if self._trouble.problem:
-            self._trouble.passed()
-        return committed
 
     async def _passed(self, use: Callable[[], Awaitable[T]]) -> T:
         try:
