@@ -1,14 +1,33 @@
 """There are two doors and no other: only the guard makes permits, and whoever plants a bypass is found."""
 
 import ast
-from collections.abc import Iterator
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
 
 import pytest
 
+from halter.core.tools import Failed, Output, Permit, Tool, Valid
+from halter.tools.files import files
+from halter.tools.http import http
+from halter.tools.shell import shell
+from halter.tools.tool import FunctionTool, tool
+from halter.work.verbs import ask_user
+
 SOURCE = Path(__file__).parents[2] / "src" / "halter"
 DOORS = {Path("guard/chokepoint.py"), Path("guard/request.py")}
+PROGRAM = Path("tools/isolated_program.py")
+"""The program of an isolated tool's own process makes the permit of its one call, and cannot be imported."""
 DEFINITION = Path("core/tools.py")
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
 
 
 def makers_of_permits(root: Path) -> set[Path]:
@@ -16,7 +35,7 @@ def makers_of_permits(root: Path) -> set[Path]:
     return {
         path.relative_to(root)
         for path in root.rglob("*.py")
-        if path.relative_to(root) != DEFINITION and any(uses(ast.parse(path.read_text("utf-8"))))
+        if path.relative_to(root) != DEFINITION and any(uses(parsed(path)))
     }
 
 
@@ -51,7 +70,12 @@ def annotations(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def test_only_the_doors_make_permits() -> None:
-    assert makers_of_permits(SOURCE) == DOORS
+    assert makers_of_permits(SOURCE) == DOORS | {PROGRAM}
+
+
+def test_the_program_that_makes_a_permit_for_its_own_call_cannot_be_imported() -> None:
+    with pytest.raises(ImportError, match="nothing to import"):
+        importlib.import_module("halter.tools.isolated_program")
 
 
 BYPASSES = {
@@ -82,11 +106,7 @@ def test_naming_a_permit_as_a_type_is_no_bypass(tmp_path: Path) -> None:
 
 def askers_of_models(root: Path) -> set[Path]:
     """Find the modules that ask a model. Stores and engines are asked too, but never with a permit."""
-    return {
-        path.relative_to(root)
-        for path in root.rglob("*.py")
-        if any(map(asks_a_model, ast.walk(ast.parse(path.read_text("utf-8")))))
-    }
+    return {path.relative_to(root) for path in root.rglob("*.py") if any(map(asks_a_model, ast.walk(parsed(path))))}
 
 
 def asks_a_model(node: ast.AST) -> bool:
@@ -132,3 +152,213 @@ def test_a_direct_question_to_a_model_planted_in_any_layer_is_found(tmp_path: Pa
 def test_a_question_to_a_store_is_no_question_to_a_model(tmp_path: Path) -> None:
     (tmp_path / "look.py").write_text("async def look(store, query):\n    return await store.ask(query)\n")
     assert askers_of_models(tmp_path) == set()
+
+
+RESERVED = {
+    "run_in_own_process": {Path("tools/tool.py"), PROGRAM},
+    "run_isolated": {Path("tools/tool.py"), Path("tools/isolated.py")},
+    "isolated_program": {Path("tools/isolated.py")},
+    "send_request": {Path("tools/dialogue.py")},
+    "call_tool": set[Path](),
+    "model_request": {Path("models/wire.py")},
+    "model_request_stream": {Path("models/wire.py")},
+    "wire_clients": {Path("models/wire.py")},
+    "_used_up": {DEFINITION},
+    "_give": {DEFINITION},
+    "__closure__": set[Path](),
+    "cell_contents": set[Path](),
+    "get_referents": set[Path](),
+}
+"""What acts, or would open what only a permit opens, and the modules that may name it."""
+
+
+def namers(root: Path, name: str) -> set[Path]:
+    return {path.relative_to(root) for path in root.rglob("*.py") if name in names_at(path)}
+
+
+@cache
+def names_at(path: Path) -> frozenset[str]:
+    """Collect every name that a module uses."""
+    return frozenset(name for node in ast.walk(parsed(path)) for name in names_of(node))
+
+
+def names_of(node: ast.AST) -> set[str]:
+    """Say which names a piece of code uses, also as a dotted path or in a string."""
+    match node:
+        case ast.ImportFrom(module=module, names=names):
+            return {*(module or "").split("."), *(alias.name for alias in names)}
+        case ast.Import(names=names):
+            return {part for alias in names for part in alias.name.split(".")}
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return {name}
+        case _:
+            found = named(node)
+            return set(found.split(".")) if isinstance(found, str) else set()
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_what_acts_is_named_only_where_a_permit_opens_it(name: str) -> None:
+    assert namers(SOURCE, name) == RESERVED[name]
+
+
+REACHES = {
+    "run_in_own_process": "def go(tool, permit):\n    return tool.run_in_own_process(b'{}', permit)\n",
+    "run_isolated": "from halter.tools.isolated import run_isolated as go\n",
+    "isolated_program": "import runpy\nrunpy.run_module('halter.tools.isolated_program')\n",
+    "send_request": "async def go(server):\n    return await server._live.session.send_request({}, None)\n",
+    "call_tool": "async def go(server):\n    return await server._live.session.call_tool('pay', {})\n",
+    "model_request": "from pydantic_ai.direct import model_request\n",
+    "model_request_stream": "import pydantic_ai.direct as d\ngo = d.model_request_stream\n",
+    "wire_clients": "from halter.models.wire_clients import connect\n",
+    "_used_up": "def again(permit):\n    permit._used_up = False\n",
+    "_give": "def go(tool, permit):\n    return getattr(tool._function, '_give')(permit)\n",
+    "__closure__": "def go(tool):\n    return tool._function._give.__closure__[0]\n",
+    "cell_contents": "def go(cell):\n    return cell.cell_contents()\n",
+    "get_referents": "import gc\ndef go(tool):\n    return gc.get_referents(tool)\n",
+}
+
+
+@pytest.mark.parametrize("layer", ["core", "guard", "brain", "app", "cli"])
+@pytest.mark.parametrize("name", RESERVED)
+def test_a_way_around_a_permit_planted_in_any_layer_is_found(tmp_path: Path, layer: str, name: str) -> None:
+    planted = tmp_path / layer / "planted.py"
+    planted.parent.mkdir()
+    planted.write_text(REACHES[name])
+    assert namers(tmp_path, name) == {Path(layer) / "planted.py"}
+
+
+acted: list[str] = []
+"""What ran without a permit."""
+
+
+@tool(check=lambda order: acted.append(f"asked about {order}"))
+def pay(order: int = 7) -> str:
+    """Pay an order."""
+    acted.append(f"paid {order}")
+    return "paid"
+
+
+@tool(isolate=True)
+def pay_apart(order: int = 7) -> str:
+    """Pay an order."""
+    acted.append(f"paid {order}")
+    return "paid"
+
+
+@tool
+async def pay_later(order: int = 7) -> str:
+    """Pay an order."""
+    acted.append(f"paid {order}")
+    return "paid"
+
+
+class Hasty(FunctionTool):
+    """A subclass that tries what it inherits."""
+
+    def hurry(self) -> Iterator[Callable[[], Any]]:
+        """Reach for the function by every attribute that a tool has."""
+        for name in dir(self):
+            yield lambda name=name: getattr(self, name)()
+
+
+def everything_in(thing: object, seen: dict[int, object] | None = None) -> list[object]:
+    """Collect what can be reached from an object by its attributes and items."""
+    seen = {} if seen is None else seen
+    if id(thing) not in seen and not inspect.ismodule(thing):
+        seen[id(thing)] = thing
+        for part in parts_of(thing):
+            everything_in(part, seen)
+    return list(seen.values())
+
+
+def parts_of(thing: object) -> Iterator[object]:
+    yield from dict(getattr(thing, "__dict__", MappingProxyType[str, Any]({}))).values()
+    yield from (getattr(thing, name, None) for name in getattr(type(thing), "__slots__", ()))
+    yield getattr(thing, "__self__", None)
+    yield getattr(thing, "__func__", None)
+    yield getattr(thing, "__wrapped__", None)
+    match thing:
+        case Mapping():
+            yield from cast("Mapping[object, object]", thing).values()
+        case list() | tuple() | set():
+            yield from cast("list[object]", thing)
+        case _:
+            pass
+
+
+def tools_at(folder: Path) -> tuple[Tool, ...]:
+    shipped = (*files(folder), *http(["example.com"]), shell(folder), ask_user())
+    return (pay, pay_apart, pay_later, *shipped)
+
+
+def test_no_attribute_of_a_tool_holds_the_function_that_it_was_made_of(tmp_path: Path) -> None:
+    own = {__name__, "halter.tools.files", "halter.tools.http", "halter.tools.shell", "halter.work.verbs"}
+    for each in tools_at(tmp_path):
+        methods = {id(part) for kind in type(each).__mro__ for part in vars(kind).values()}
+        loose = [
+            part
+            for part in everything_in(each)
+            if inspect.isfunction(part) and part.__module__ in own and id(part) not in methods
+        ]
+        assert [part for part in loose if part.__qualname__ not in HARMLESS] == [], each.spec.name
+
+
+HARMLESS = {"Verb.<lambda>"}
+"""Functions that check arguments and act on nothing."""
+
+
+class Forged:
+    """Something that looks like a permit."""
+
+    id = "c1"
+    deadline = 0
+
+    def use(self) -> None:
+        """Use nothing up."""
+
+    def reveal(self, name: str) -> str:
+        """Reveal a name."""
+        return name
+
+
+class Endless(Permit):
+    """A permit that is never used up."""
+
+    def use(self) -> None:
+        """Use nothing up."""
+
+
+@pytest.mark.parametrize("forged", [Forged(), Endless("c1", 0, {}), None])
+async def test_what_only_looks_like_a_permit_opens_no_tool(forged: Any, tmp_path: Path) -> None:
+    acted.clear()
+    for each in tools_at(tmp_path):
+        with pytest.raises(TypeError, match="is no permit"):
+            await each.run(Valid({"order": 7}, b'{"order":7}'), forged)
+    with pytest.raises(TypeError, match="is no permit"):
+        await pay.check(Valid({"order": 7}, b'{"order":7}'), forged)
+    with pytest.raises(TypeError, match="is no permit"):
+        pay_apart.run_in_own_process(b"{}", forged)
+    assert acted == []
+
+
+async def test_a_permit_opens_one_tool_once() -> None:
+    acted.clear()
+    permit = Permit("c1", 0, {})
+    assert await pay.run(Valid({"order": 7}, b'{"order":7}'), permit) == Output("paid")
+    for again in (pay.run, pay.check, pay_later.run):
+        with pytest.raises(RuntimeError, match="used before"):
+            await again(Valid({"order": 8}, b'{"order":8}'), permit)
+    assert acted == ["paid 7"]
+
+
+def test_nothing_that_a_subclass_inherits_calls_the_function() -> None:
+    acted.clear()
+    hasty = Hasty(lambda: acted.append("paid"), pay.spec, None, 1000)
+    for attempt in hasty.hurry():
+        try:
+            made = attempt()
+        except (TypeError, AttributeError, Failed):
+            continue
+        if inspect.iscoroutine(made):
+            made.close()
+    assert acted == []

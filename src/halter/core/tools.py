@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -117,23 +117,49 @@ class Permit:
     Secrets travel in it, so that no argument, journal or model ever holds them.
     """
 
-    __slots__ = ("_secrets", "_used", "deadline", "id")
+    __slots__ = ("_secrets", "_used_up", "deadline", "id")
 
     def __init__(self, permitted: str, deadline: int, secrets: Mapping[str, str]) -> None:
         self.id = permitted
         self.deadline = deadline
         self._secrets = secrets
-        self._used = False
+        self._used_up = False
 
     def use(self) -> None:
         """Take the permit up: a second time is a mistake that must not go unseen."""
-        if self._used:
+        if self._used_up:
             raise RuntimeError(f"The permit for {self.id} was used before: each one is good for one act.")
-        self._used = True
+        self._used_up = True
 
     def reveal(self, name: str) -> str:
         """Return a secret that the arguments refer to as `${secret:NAME}`."""
         return self._secrets[name]
+
+
+T = TypeVar("T")
+
+
+class Locked(Generic[T]):
+    """A function that only a permit gives out.
+
+    No attribute holds it, so neither a caller nor a subclass reaches it past the guard. An object that only looks like
+    a permit is none.
+    """
+
+    __slots__ = ("_give",)
+
+    def __init__(self, kept: T) -> None:
+        def give(permit: Permit) -> T:
+            if type(permit) is not Permit:
+                raise TypeError(f"A {type(permit).__name__} is no permit: only the guard makes those.")
+            permit.use()
+            return kept
+
+        self._give = give
+
+    def open(self, permit: Permit) -> T:
+        """Use the permit, and return what is kept."""
+        return self._give(permit)
 
 
 class Tool(Protocol):

@@ -4,13 +4,14 @@ One `ask` is one request: it ends in one reply or one error, and what was used i
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from halter.core.counting import most_tokens
 from halter.core.errors import ModelError, ModelUnavailable
 from halter.core.messages import Hear, Prompt, Reply
 from halter.core.mind import WireFormat
-from halter.core.tools import Permit
+from halter.core.tools import Locked, Permit
 from halter.core.usage import ModelName, Usage
 from halter.models.wire_clients import LARGEST, Connection, connect, letting_go, settings
 from halter.models.wire_errors import cut, failure, failures
@@ -57,12 +58,11 @@ class Wire:
 
     async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
         """Answer, as a stream if there is somebody to hear it."""
-        permit.use()
+        exchange = _exchange.open(permit)
         model = (await self._connected()).model
         request = self._request(prompt)
         async with letting_go():
-            asking = self._whole(model, request) if hear is None else self._streamed(model, request, hear)
-            response = await asking
+            response = await exchange(model, request, hear, self._broken)
         return self._finished(response, streamed=hear is not None)
 
     async def aclose(self) -> None:
@@ -90,28 +90,6 @@ class Wire:
             "model_request_parameters": self._definitions.parameters(prompt),
         }
 
-    async def _whole(self, model: Any, request: dict[str, Any]) -> "ModelResponse":
-        from pydantic_ai.direct import model_request
-
-        try:
-            return await model_request(model, **request)
-        except failures() as error:
-            raise failure(error, self.name, self._key) from None
-
-    async def _streamed(self, model: Any, request: dict[str, Any], hear: Hear) -> "ModelResponse":
-        from pydantic_ai.direct import model_request_stream
-
-        stream: StreamedResponse | None = None
-        join = joiner()
-        try:
-            async with model_request_stream(model, **request) as stream:
-                async for event in stream:
-                    if words := join(words_of(event)):
-                        hear(words)
-                return stream.get()
-        except failures() as error:
-            raise self._broken(error, stream) from None
-
     def _broken(self, error: Exception, stream: "StreamedResponse | None") -> ModelError:
         usage = None if stream is None else _so_far(stream.get())
         return failure(error, self.name, self._key, usage, begun=stream is not None)
@@ -128,6 +106,30 @@ class Wire:
         if response.finish_reason == "error":
             raise ModelUnavailable(f"BadAnswer: {self.name} failed to answer: {said}", usage=_so_far(response))
         return answer(response)
+
+
+@Locked
+async def _exchange(
+    model: Any,
+    request: dict[str, Any],
+    hear: Hear | None,
+    broken: "Callable[[Exception, StreamedResponse | None], ModelError]",
+) -> "ModelResponse":
+    """Send one request, and return the whole answer; where there is somebody to hear it, as it comes."""
+    from pydantic_ai.direct import model_request, model_request_stream
+
+    stream: StreamedResponse | None = None
+    join = joiner()
+    try:
+        if hear is None:
+            return await model_request(model, **request)
+        async with model_request_stream(model, **request) as stream:
+            async for event in stream:
+                if words := join(words_of(event)):
+                    hear(words)
+            return stream.get()
+    except failures() as error:
+        raise broken(error, stream) from None
 
 
 def _so_far(response: "ModelResponse") -> Usage | None:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
+from halter.core.tools import Locked
 from halter.tools.offers import MAX_TOOLS, Raw
 from halter.tools.remote import LOST, NOT_SENT
 from halter.tools.wires import Heard, Said
@@ -65,6 +66,7 @@ async def listed(session: "ClientSession", raw: Raw) -> Sequence[Any]:
     return tuple(raw.tools)
 
 
+@Locked
 async def asked(
     session: "ClientSession", name: str, arguments: Mapping[str, Any], key: str
 ) -> "CallToolResult | InputRequiredResult":

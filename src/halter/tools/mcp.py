@@ -129,10 +129,9 @@ class McpTool:
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         """Call the tool on its server, and wait for the answer no longer than agreed."""
-        permit.use()
         plain = self._revealed(arguments, permit)
         async with asyncio.timeout(self._spec.timeout / SECOND):
-            return await self._server.call(self._spec, self._name, plain, permit.id)
+            return await self._server.call(self._spec, self._name, plain, permit)
 
     async def check(self, arguments: Valid, permit: Permit) -> Happened:
         """No server can be asked what became of a call."""
@@ -196,14 +195,15 @@ class McpServer:
         if self._live is not None:
             await self._end(self._live)
 
-    async def call(self, spec: ToolSpec, name: str, arguments: Mapping[str, Any], key: str) -> Output:
+    async def call(self, spec: ToolSpec, name: str, arguments: Mapping[str, Any], permit: Permit) -> Output:
         """Call a tool. Raises Failed, or Unstoppable if nobody can know whether something was done."""
         from mcp.shared.exceptions import MCPError
 
+        ask = asked.open(permit)
         live = await self._connected()
         opened = await self._agreed(live, spec)
         try:
-            result = await asked(opened, name, arguments, key)
+            result = await ask(opened, name, arguments, permit.id)
         except asyncio.CancelledError:
             if spec.effect == "read":
                 raise

@@ -9,6 +9,7 @@ which cannot be stopped; with `isolate=True` it runs in a process of its own, wh
 """
 
 import asyncio
+import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ from halter.core.tools import (
     Happened,
     Invalid,
     Level,
+    Locked,
     Output,
     Permit,
     ToolSpec,
@@ -62,9 +64,9 @@ class FunctionTool:
         given: Mapping[str, Any] = MappingProxyType({}),
         writes: str = "",
     ) -> None:
-        self._function = function
+        self._function = Locked(function)
         self._arguments = Arguments(spec.name, function)
-        self._check = check
+        self._check = None if check is None else Locked(check)
         self._max_output = max_output
         self._given = given
         self._writes = writes
@@ -85,8 +87,9 @@ class FunctionTool:
         """Make the same tool with what its program gives it: for each parameter of the type `Deps`."""
         if not self._arguments.deps:
             return self
-        given = dict.fromkeys(self._arguments.deps, deps)
-        return FunctionTool(self._function, self._spec, self._check, self._max_output, given, self._writes)
+        made = copy.copy(self)
+        made._given = dict.fromkeys(self._arguments.deps, deps)  # noqa: SLF001 It is this very class.
+        return made
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         """Check arguments as a model wrote them."""
@@ -98,22 +101,22 @@ class FunctionTool:
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         """Call the function."""
-        permit.use()
+        function = self._function.open(permit)
         if self._spec.isolate:
             plain = self._arguments.revealed(arguments, permit)
-            return await run_isolated(self._function, plain, permit.id, self._max_output)
+            return await run_isolated(function, plain, permit.id, self._max_output)
         values = self._filled(arguments, permit)
         unstoppable = self._spec.effect == "write"
-        return to_output(await _called(self._function, values, unstoppable=unstoppable), self._max_output)
+        return to_output(await _called(function, values, unstoppable=unstoppable), self._max_output)
 
     async def check(self, arguments: Valid, permit: Permit) -> Happened:
         """Ask the tool's own check; without one, nobody knows."""
-        permit.use()
         if self._check is None:
             return "unknown"
+        check = self._check.open(permit)
         filled = self._filled(arguments, permit)
-        values = {name: filled[name] for name in inspect.signature(self._check).parameters}
-        found = await _called(self._check, values, unstoppable=False)
+        values = {name: filled[name] for name in inspect.signature(check).parameters}
+        found = await _called(check, values, unstoppable=False)
         return found if found in get_args(Happened) else "unknown"
 
     def _filled(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
@@ -128,9 +131,9 @@ class FunctionTool:
             f'guard.call("{self._spec.name}", ...).'
         )
 
-    def call(self, plain: bytes, key: str) -> Any:
+    def run_in_own_process(self, plain: bytes, permit: Permit) -> Any:
         """Call the function at once, in the process that was made for this call and ends with it."""
-        return _call_now(self._function, self._arguments.read(plain, key))
+        return _call_now(self._function.open(permit), self._arguments.read(plain, permit.id))
 
 
 class Options(TypedDict, total=False):
@@ -208,13 +211,6 @@ def spec_from_hints(
         server=server,
     )
     return sealed(spec)
-
-
-def call_plainly(found: Any, plain: bytes, key: str) -> Any:
-    """Call what another process found under a tool's name: the tool itself, or the function it was made of."""
-    if not isinstance(found, FunctionTool):
-        found = tool(found)
-    return found.call(plain, key)
 
 
 async def _called(function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Any:

@@ -15,7 +15,7 @@ from halter.core.events import CallSettled
 from halter.core.ids import session_stream
 from halter.core.ports import Store, said
 from halter.core.text import clean, from_body, listed
-from halter.core.tools import TIMEOUT, Failed, Happened, Invalid, Level, Output, Permit, ToolSpec, Valid, sealed
+from halter.core.tools import TIMEOUT, Failed, Happened, Invalid, Level, Locked, Output, Permit, ToolSpec, Valid, sealed
 from halter.core.vocabulary import SessionKind, YieldMode
 
 READ_OUTPUT: Final = "read_output"
@@ -42,7 +42,7 @@ class Verb:
         timeout: int = TIMEOUT,
     ) -> None:
         self._takes: type[Any] = takes
-        self._act: Callable[[Any, str], Awaitable[str | Output]] = act
+        self._act: Locked[Callable[[Any, str], Awaitable[str | Output]]] = Locked(act)
         self._flaw: Callable[[Any], str] = flaw
         self._spec = sealed(
             ToolSpec(
@@ -75,8 +75,8 @@ class Verb:
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         """Do it."""
-        permit.use()
-        made = await self._act(self._takes(**arguments.values), permit.id)
+        act = self._act.open(permit)
+        made = await act(self._takes(**arguments.values), permit.id)
         return Output(made) if isinstance(made, str) else made
 
     async def check(self, arguments: Valid, permit: Permit) -> Happened:

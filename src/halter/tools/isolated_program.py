@@ -1,0 +1,81 @@
+"""The program of a process that runs one isolated tool.
+
+It makes the permit of the one call that it was started for, and ends with it. So it cannot be imported: no code of
+another process reaches a tool by way of it.
+"""
+
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import msgspec
+
+from halter.core.text import clean
+from halter.core.tools import Failed, Permit
+from halter.tools.isolated import Done, Job
+from halter.tools.result import to_output
+from halter.tools.tool import FunctionTool, tool
+
+if __name__ != "__main__":
+    raise ImportError(f"{__name__} is the program of an isolated tool's own process, and nothing to import.")
+
+
+def main() -> None:
+    """Run one job: read it from standard input, answer on the pipe whose number is the last argument."""
+    answer = int(sys.argv[-1])
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    with os.fdopen(answer, "wb") as pipe:
+        pipe.write(msgspec.json.encode(_do(job)))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    """Standard input ends when whoever asked is gone; nobody may act for them then."""
+    sys.stdin.buffer.read()
+    os.killpg(0, signal.SIGKILL)
+
+
+def _do(job: Job) -> Done:
+    sys.path[:] = job.path
+    try:
+        permit = Permit(job.key, 0, {})
+        output = to_output(_found(job).run_in_own_process(job.arguments.encode(), permit), job.max_output)
+    except Failed as failed:
+        kind, _, message = str(failed).partition(": ")
+        return Done(kind=kind, message=clean(message))
+    return Done(text=clean(output.text), cost=output.cost)
+
+
+def _found(job: Job) -> FunctionTool:
+    """Find what stands under a tool's name: the tool itself, or the function that it was made of."""
+    module = _loaded(job)
+    found: Any = module
+    for part in job.name.split("."):
+        found = getattr(found, part)
+    return found if isinstance(found, FunctionTool) else tool(found)
+
+
+def _loaded(job: Job) -> Any:
+    """Import a module by its name, or by its file if no import would find it."""
+    if job.module != "__main__":
+        try:
+            return importlib.import_module(job.module)
+        except ModuleNotFoundError as missing:
+            if missing.name is None or not job.module.startswith(missing.name):
+                raise
+    spec = importlib.util.spec_from_file_location("__isolated__", job.file)
+    if spec is None or spec.loader is None:
+        raise Failed("ModuleNotFoundError", f"no module can be loaded from {job.file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["__isolated__"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+main()
