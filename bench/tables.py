@@ -16,6 +16,7 @@ TITLES = {
     "guard": "Guard",
     "journal": "Journal",
     "loop": "The loop, beside others",
+    "past": "A long past",
     "scale": "Many machines",
     "start": "Starting",
     "stream": "Streams",
@@ -60,11 +61,31 @@ def section(result: dict[str, Any]) -> str:
         "journal": _journal,
         "guard": _guard,
         "loop": beside.told,
+        "past": _past,
         "scale": scaled.told,
         "start": _start,
         "stream": _stream,
     }[result["bench"]]
     return "\n".join([*lines, *body(result), ""])
+
+
+PAST = """The same commands, routes and pages over a store of {few:,} ended sessions and over one of {many:,}: CPU time
+of a command's process, wall time of an answer. What is shown must not grow with all that ever was. The report and the
+audit tell of the last day, in which the larger store had a hundred times as many sessions.
+"""
+
+
+def _past(result: dict[str, Any]) -> list[str]:
+    """Tell what a long past costs whoever looks at the present."""
+    lines = [
+        PAST.format(**result["notes"]),
+        "| what | | few, ms | many, ms | few, kB | many, kB |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        sizes = f"{row['few_bytes'] / 1000:.1f} | {row['many_bytes'] / 1000:.1f}"
+        lines.append(f"| `{row['name']}` | {row['kind']} | {row['few_ms']:.0f} | {row['many_ms']:.0f} | {sizes} |")
+    return lines
 
 
 START = """Each figure is that of a fresh process, from its start to its end. The aim is one of CPU time: a busy machine

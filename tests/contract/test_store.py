@@ -362,7 +362,8 @@ async def test_every_question_is_answered_in_plain_values(store: JournalStore) -
         "stream": FLEET, "seq": 0, "position": 0, "hash": b"", "after": 0, "through": 1, "call": "",
         "decision": "", "scope": "fleet", "window": "", "unit": "usd",
         "now": 0, "agent": "night-watch", "kind": "task", "worker": "w",
-        "trigger": "nightly", "notification": "n", "key": "k",
+        "trigger": "nightly", "notification": "n", "key": "k", "beginning": "o", "from": "", "to": "z", "tool": "",
+        "outcome": "", "hour": "hour/2026", "day": "day/2026", "month": "month/2026", "ended": 20,
     }  # fmt: skip
     for name, question in load("queries.sql").items():
         asked = {parameter: value for parameter, value in given.items() if f":{parameter}" in question}

@@ -17,10 +17,11 @@ from halter.core.ids import FLEET, Digest, may_decide
 from halter.core.left import Kept, Proposal
 from halter.core.ports import Draft, Query, Rows, Store, Write
 from halter.core.task_project import rows_of_event
-from halter.core.text import from_body
+from halter.core.text import LAST, from_body
 from halter.guard import approvals
 
 MOST: Final = 1000
+NEWEST: Final = 50
 CONTEXT_FILE: Final = "AGENTS.md"
 HEADING: Final = "## Learned from earlier sessions"
 
@@ -109,10 +110,22 @@ async def proposals(store: Store) -> Sequence[Left]:
     return sorted(found, key=lambda left: (-left.at, left.id))
 
 
-async def findings(store: Store, session: str = "") -> Sequence[Left]:
-    """List what sessions found, or one of them, the newest first."""
-    rows = await store.ask(Query("findings_said", _Finding, {"limit": MOST}))
-    return [await _finding(store, row) for row in rows if session in ("", row.session)]
+async def findings(store: Store, agent: str = "", limit: int = NEWEST) -> Sequence[Left]:
+    """List what sessions of all agents, or of one, found: the newest first."""
+    rows = await store.ask(Query("findings_said", _Finding, {"agent": agent, "limit": limit}))
+    return [await _finding(store, row) for row in rows]
+
+
+async def findings_of(store: Store, session: str) -> Sequence[Left]:
+    """List what one session found, the newest first."""
+    rows = await store.ask(Query("findings_of", _Finding, {"session": session}))
+    return [await _finding(store, row) for row in reversed(rows)]
+
+
+async def findings_named(store: Store, beginning: str, limit: int) -> Sequence[Left]:
+    """List the findings whose id begins so."""
+    params = {"from": beginning, "to": f"{beginning}{LAST}", "limit": limit}
+    return [await _finding(store, row) for row in await store.ask(Query("finding_named", _Finding, params))]
 
 
 async def _finding(store: Store, row: _Finding) -> Left:

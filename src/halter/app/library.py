@@ -23,6 +23,7 @@ from typing import Any, Final, Unpack
 import msgspec
 
 from halter.app.agent import UNTHINKING, Assembled, unique
+from halter.app.budgets import current_budgets
 from halter.app.doors import gatehouse_for
 from halter.app.opened import App
 from halter.app.program import Program, ProgramOptions, secrets_of, spoken
@@ -38,7 +39,7 @@ from halter.core.mind import Mind
 from halter.core.money import BudgetRow
 from halter.core.newer import left_to_newer
 from halter.core.ports import Lease, Query, Stored, kept
-from halter.core.rows import SessionRow, SpendRow
+from halter.core.rows import SessionRow
 from halter.core.text import to_body
 from halter.core.vocabulary import State, TerminalReason
 from halter.dispatch.tending import taken
@@ -116,27 +117,25 @@ class Guard(Program["_Opened"]):
     async def report(self) -> Report:
         """Tell what this agent did and spent, what its caps are, and what waits for a person."""
         opened = self._opened()
-        rows = await opened.app.store.ask(Query("sessions", SessionRow, {"limit": NEWEST}))
-        own = [row for row in rows if row.agent == self._agent]
-        spends = [row for row in await opened.app.store.ask(Query("all_spends", SpendRow)) if row.agent == self._agent]
-        by_name: dict[str, int] = {}
-        for spend in spends:
-            by_name[spend.name] = by_name.get(spend.name, 0) + spend.usd
+        named = {"agent": self._agent}
+        own = await opened.app.store.ask(Query("sessions_of_agent", SessionRow, {**named, "limit": NEWEST}))
+        spent = await opened.app.store.ask(Query("spent_by_name", _Spent, named))
+        by_name = {each.name: each.usd for each in spent}
         return Report(
             agent=self._agent,
             sessions=len(own),
             running=sum(row.ended_at is None for row in own),
             cost_usd=sum(by_name.values()),
             cost_by_name=by_name,
-            budgets=tuple(await opened.app.store.ask(Query("budgets", BudgetRow))),
-            needs_you=tuple(await needs_you(opened.app.store)),
+            budgets=tuple(await current_budgets(opened.app.store, opened.app.clock.now())),
+            needs_you=tuple(await needs_you(opened.app.store, opened.app.clock.now())),
         )
 
     async def receipts(self, limit: int = 50) -> tuple[Receipt, ...]:
         """Make the receipts of this agent's newest sessions, the newest first."""
         opened = self._opened()
-        rows = await opened.app.store.ask(Query("sessions", SessionRow, {"limit": NEWEST}))
-        own = [row for row in rows if row.agent == self._agent][:limit]
+        params = {"agent": self._agent, "limit": limit}
+        own = await opened.app.store.ask(Query("sessions_of_agent", SessionRow, params))
         return tuple([receipt_of(await _events(opened, row.session)) for row in own])
 
     async def _taken_up(self, task: str, session: str | None) -> "GuardedSession":
@@ -171,6 +170,11 @@ class Guard(Program["_Opened"]):
         against_tools(policy, agent, (tool.spec for tool in self._tools))
         read = replace(UNTHINKING, mind=Mind(rates=rates_of(fleet)))
         return Assembled(policy, tools, secrets_of(self._options, self._environ), read=read)
+
+
+class _Spent(msgspec.Struct, frozen=True):
+    name: str
+    usd: int
 
 
 class SessionTaken(HalterError):

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable
 
+from halter.app.budgets import current_budgets
 from halter.app.opened import App
 from halter.core.limits import Spender, accounts
 from halter.core.money import BudgetRow, Leg, shown
-from halter.core.ports import Query
 from halter.core.spec import Resolved
 
 
 async def at_most(app: App, policy: Resolved) -> str:
     """Say what one session, the agent and the fleet may spend. What a person said of a window counts first."""
-    rows = await app.store.ask(Query("budgets", BudgetRow))
+    rows = await current_budgets(app.store, app.clock.now(), ended=0)
     said = {(row.scope, row.window): row for row in rows if row.unit == "usd" and row.cap_by}
     legs = accounts(policy.caps, Spender("", policy.name), app.clock.now())
 

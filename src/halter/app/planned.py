@@ -61,7 +61,7 @@ async def _plan(store: Store, row: TriggerRow, now: int) -> Plan:
             when = "for each delivery"
         case _:
             pass
-    items = await store.ask(Query("items_of", Item, {"trigger": row.trigger}))
+    items = await store.ask(Query("items_open", Item, {"trigger": row.trigger}))
     return Plan(
         trigger=row.trigger,
         agent=row.agent,

@@ -182,8 +182,8 @@ async def _meant(speaking: Speaking, scope: str) -> str | None:
     kind, _, name = scope.partition(":")
     if kind != "session":
         return scope
-    rows = await speaking.store.ask(Query("all_sessions", SessionRow))
-    found = [row.session for row in rows if row.session.lower().startswith(name)]
+    rows = await speaking.store.ask(Query("sessions_called", SessionRow, {"beginning": name}))
+    found = [row.session for row in rows]
     exact = [session for session in found if session.lower() == name]
     return f"session:{(exact or found)[0]}" if len(exact or found) == 1 else None
 
@@ -191,7 +191,7 @@ async def _meant(speaking: Speaking, scope: str) -> str | None:
 async def waiting(speaking: Speaking) -> Sequence[approvals.Open]:
     """List what a person can still decide."""
     now = speaking.app.clock.now()
-    return [one for one in await approvals.needs_you(speaking.store) if one.expires_at > now]
+    return await approvals.needs_you(speaking.store, now)
 
 
 async def needs_me(speaking: Speaking) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from halter.app.budgets import current_budgets
 from halter.core.codec import decode
 from halter.core.events import ItemQuarantined, RunsDelayed, RunSkipped, RunStarted
 from halter.core.money import BudgetRow
@@ -15,6 +16,10 @@ from halter.core.task_rows import FindingRow, ItemRow, NotificationRow
 
 NEARLY: Final = 80
 """From so many percent of a cap on, a person is told."""
+
+
+LISTED: Final = 50
+"""More lines than these are counted, not listed."""
 
 
 class Happened(msgspec.Struct, frozen=True):
@@ -110,7 +115,10 @@ class CapLine(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened between two moments, and what needs a person now. Amounts are micro-dollars."""
+    """What happened between two moments, and what needs a person now. Amounts are micro-dollars.
+
+    Of `decided` the newest are listed.
+    """
 
     since: int
     until: int
@@ -119,6 +127,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     spent: Mapping[str, int] = {}
     caps: tuple[CapLine, ...] = ()
     decided: tuple[DecisionRow, ...] = ()
+    decided_count: int = 0
     waiting: tuple[Waiting, ...] = ()
     halts: tuple[HaltRow, ...] = ()
     undelivered: tuple[NotificationRow, ...] = ()
@@ -139,8 +148,8 @@ async def gather(store: Store, since: int, until: int) -> Gathered:
         findings=await store.ask(Query("findings_since", FindingRow, params)),
         proposals=proposals,
         spent=await store.ask(Query("spent_by_purpose", Spent, params)),
-        budgets=await store.ask(Query("budgets", BudgetRow)),
-        waiting=await store.ask(Query("open_decisions", Waiting)),
+        budgets=await current_budgets(store, until),
+        waiting=await store.ask(Query("open_decisions", Waiting, {"now": until})),
         decided=await store.ask(Query("decided_since", DecisionRow, params)),
         halts=await store.ask(Query("all_halts", HaltRow)),
         undelivered=await store.ask(Query("undelivered", NotificationRow, params)),
@@ -161,13 +170,20 @@ def report(found: Gathered) -> Report:
         spent_usd=sum(spent.values()),
         spent=dict(spent.most_common()),
         caps=caps,
-        decided=tuple(found.decided),
+        decided=tuple(found.decided[-LISTED:]),
+        decided_count=len(found.decided),
         waiting=waiting,
         halts=tuple(row for row in found.halts if row.halted or row.at >= found.since),
         undelivered=tuple(found.undelivered),
-        ended_badly=tuple(_badly(found)),
-        needs_you=tuple(_needs_you(found, waiting, caps)),
+        ended_badly=tuple(_listed(list(_badly(found)))),
+        needs_you=tuple(_listed(list(_needs_you(found, waiting, caps)))),
     )
+
+
+def _listed(sentences: Sequence[str]) -> Iterable[str]:
+    yield from sentences[:LISTED]
+    if len(sentences) > LISTED:
+        yield f"and {len(sentences) - LISTED:,} more."
 
 
 def _agents(found: Gathered) -> Iterable[AgentReport]:

@@ -74,7 +74,7 @@ def _lines(made: Report) -> Iterable[str]:
         if cap.cap is not None:
             yield f"Cap of {cap.scope} {cap.window}: {shown(cap.spent)} of {shown(cap.cap)}"
     if made.decided:
-        yield f"Decided: {len(made.decided)}"
+        yield f"Decided: {made.decided_count:,}"
 
 
 def _of_an_agent(agent: AgentReport) -> str:

@@ -81,11 +81,9 @@ async def _begun_by(store: Store, row: SessionRow, first: Stored) -> Beginnings:
 
 
 async def _documents(store: Store, row: SessionRow) -> tuple[Shelved, ...]:
-    items = await store.ask(Query("items_of", ItemRow, {"trigger": row.trigger}))
+    items = await store.ask(Query("items_of_session", ItemRow, {"session": row.session}))
     name = row.trigger.partition("/")[2]
-    return tuple(
-        Shelved(item.name, name, item.item, item.seen_at, item.size) for item in items if item.session == row.session
-    )
+    return tuple(Shelved(item.name, name, item.item, item.seen_at, item.size) for item in items)
 
 
 def _of_a_part(first: Stored) -> Beginnings:

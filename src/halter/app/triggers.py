@@ -38,7 +38,7 @@ from halter.core.folders import Seen
 from halter.core.ids import trigger_stream
 from halter.core.library import Unreadable
 from halter.core.limits import Spender, accounts
-from halter.core.money import BudgetRow, Leg
+from halter.core.money import SAMPLES_KEPT, BudgetRow, Leg
 from halter.core.ports import Draft, Query, Rows, Write
 from halter.core.rows import AgentRow, HaltRow, SessionRow
 from halter.core.schedules import Timing, parse_at
@@ -55,7 +55,6 @@ TOGETHER: Final = 20
 
 
 class _Cost(msgspec.Struct, frozen=True):
-    session: str
     usd: int
 
 
@@ -254,7 +253,7 @@ class Triggers:
 
     async def _watch(self, row: TriggerRow, watch: Watch, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
         settles = await self._see(row.trigger, watch)
-        items = await self._store.ask(Query("items_of", Item, {"trigger": row.trigger}))
+        items = await self._store.ask(Query("items_open", Item, {"trigger": row.trigger}))
         if not any(not item.done and not item.open for item in items):
             return settles
         around = await self._around(row, watch, switch, halts)
@@ -283,7 +282,7 @@ class Triggers:
     async def _room(self, row: TriggerRow, watch: Watch, running: int) -> int | None:
         """Tell for how many sessions money is left, going by what they have cost so far."""
         _, left = await self._money(row, watch)
-        params = {"trigger": row.trigger, "since": self._clock.now() - 7 * DAY}
+        params = {"trigger": row.trigger, "since": self._clock.now() - 7 * DAY, "limit": SAMPLES_KEPT}
         costs = [cost.usd for cost in await self._store.ask(Query("trigger_costs", _Cost, params)) if cost.usd]
         if left is None or not costs:
             return None

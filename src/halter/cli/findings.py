@@ -7,7 +7,7 @@ import typer
 
 from halter.app import App
 from halter.cli.command import JsonOption, ReasonOption, StoreOption, desk_of, with_app
-from halter.cli.named import session_meant
+from halter.cli.named import MOST, session_meant
 from halter.cli.plain import ListingGroup, PlainCommand
 from halter.cli.proposals import IdArgument, settle, show_left
 
@@ -26,6 +26,7 @@ def build() -> typer.Typer:
 def show(
     session: Annotated[str, typer.Argument(metavar="SESSION", help="Only those of this session.")] = "",
     *,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=MOST, help="How many of the newest.")] = 50,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,7 +39,8 @@ def show(
     async def job(app: App) -> "Sequence[Left]":
         from halter.app.desk.left import findings
 
-        return await findings(desk_of(app), (await session_meant(app, session)).session if session else "")
+        wanted = (await session_meant(app, session)).session if session else ""
+        return await findings(desk_of(app), wanted, limit)
 
     show_left(with_app(store, job), "Nothing was found yet.", as_json=as_json)
 

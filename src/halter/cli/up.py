@@ -9,6 +9,7 @@ import typer
 
 from halter.app import App
 from halter.app.bus import Bus, Gap, Item, News, Pulse
+from halter.app.desk.looking import agents_seen
 from halter.app.follow import heads
 from halter.app.objects import item_object
 from halter.cli.answer import answer_json, json_line, painted, say, warn
@@ -31,7 +32,7 @@ from halter.core.clock import Clock
 from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, session_of
 from halter.core.ports import Query
-from halter.core.rows import AgentRow, SessionRow
+from halter.core.rows import AgentRow
 from halter.core.text import counted, listed
 
 if TYPE_CHECKING:
@@ -278,8 +279,7 @@ async def _meant(app: App, agent: str) -> tuple[str, bool]:
     off though its file is broken.
     """
     readable(agent, "an agent")
-    switched = {row.agent for row in await app.store.ask(Query("all_agents", AgentRow))}
-    known = switched | {row.agent for row in await app.store.ask(Query("all_sessions", SessionRow))}
+    known = {row.agent for row in await app.store.ask(Query("all_agents", AgentRow))} | await agents_seen(app.store)
     name = agent if agent in known else _name(agent)
     return name, name in known
 

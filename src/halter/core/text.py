@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
+
+LAST: Final = "\U0010ffff"
+"""Sorts after every other character: whatever begins with a text sorts before that text with this behind it."""
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 

@@ -85,9 +85,9 @@ class Open(msgspec.Struct, frozen=True):
         return msgspec.json.decode(self.body or b"", type=Planned)
 
 
-async def needs_you(store: Store) -> Sequence[Open]:
-    """List what waits for a person, the longest waiting first."""
-    return await store.ask(Query("open_decisions", Open))
+async def needs_you(store: Store, now: int = 0) -> Sequence[Open]:
+    """List what waits for a person and has not expired by then, the longest waiting first."""
+    return await store.ask(Query("open_decisions", Open, {"now": now}))
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from halter.core.events import HaltLifted, HaltRequested
 from halter.core.ids import FLEET, may_decide
 from halter.core.ports import Draft, Query, Rows, Store, Write
 from halter.core.row import R
-from halter.core.rows import HaltRow, SessionRow
+from halter.core.rows import HaltRow
 
 LOOK: Final = SECOND // 5
 """How often the store is asked while something is in flight: a halt must be heard well within a second."""
@@ -40,8 +40,12 @@ async def usual_ramp(store: Store, scope: str) -> int:
     """
     if scope != "fleet":
         return 0
-    rows = await store.ask(Query("all_sessions", SessionRow))
-    return min(MINUTE, SECOND * sum(row.ended_at is None or row.state == "HALTED" for row in rows))
+    (returning,) = await store.ask(Query("sessions_that_return", _Returning, {"limit": MINUTE // SECOND}))
+    return SECOND * returning.sessions
+
+
+class _Returning(msgspec.Struct, frozen=True):
+    sessions: int
 
 
 def let_go(scope: str, ramp: int) -> str:

@@ -36,6 +36,8 @@ OF_ONE: Final[Mapping[str, type[Row]]] = MappingProxyType(
         "trigger": TriggerRow,
         "open_tasks": TriggerRow,
         "items_of": ItemRow,
+        "items_open": ItemRow,
+        "items_of_session": ItemRow,
         "untold_items": ItemRow,
         "kept_memories": MemoryRow,
         "kept_precedents": PrecedentRow,

@@ -133,9 +133,9 @@ async def plans(desk: AtDesk, agent: Name = "") -> Sequence[Plan]:
     return await triggers.plans(desk, agent)
 
 
-async def findings(desk: AtDesk, session: Name = "") -> Sequence[Left]:
+async def findings(desk: AtDesk, session: Name = "", limit: Most = 50) -> Sequence[Left]:
     """List what sessions found, the newest first."""
-    return await left.findings(desk, session)
+    return await left.findings(desk, session, limit)
 
 
 async def proposals(desk: AtDesk) -> Sequence[Left]:

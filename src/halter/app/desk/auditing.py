@@ -1,18 +1,17 @@
 """Who called which tool, with what outcome, and who agreed to it."""
 
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from halter.app.desk.desk import Desk
 from halter.core.ports import Query
+from halter.core.text import LAST
 from halter.state.audit import AuditEntry, AuditFound, entry, with_words
 
 PAGE: Final = 100
 """So many rows are read at once: between pages others get on, so that a long search holds up nobody, nor a halt."""
-END: Final = "\U0010ffff"
-"""Sorts after every call."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,9 +26,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
     def fits(self, row: AuditFound) -> bool:
-        """Tell whether a row is one of them, so far as that shows without its words."""
-        pairs = ((self.agent, row.agent), (self.tool, row.tool), (self.outcome, row.outcome))
-        return all(wanted in ("", found) for wanted, found in (*pairs, (self.session, row.session)))
+        """Tell whether a row is one of those that are asked for by name."""
+        return all(wanted in ("", getattr(row, name)) for name, wanted in self.named().items())
+
+    def named(self) -> dict[str, str]:
+        """What the store is asked for by name."""
+        return {"agent": self.agent, "tool": self.tool, "outcome": self.outcome, "session": self.session}
 
     def says(self, row: AuditEntry) -> bool:
         """Tell whether the words are in it."""
@@ -39,31 +41,31 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 async def audit(desk: Desk, wanted: Wanted) -> AsyncGenerator[AuditFound]:
     """Read the audit from a moment on, whether or not its calls have come to an outcome; the oldest first."""
-    cursor = {"since": wanted.since, "call": "", "limit": PAGE}
+    cursor: dict[str, Any] = {**wanted.named(), "since": wanted.since, "call": "", "limit": PAGE}
     while page := await desk.app.store.ask(Query("audit_since", AuditFound, cursor)):
         for row in page:
             if wanted.until is not None and row.created_at > wanted.until:
                 return
             if (found := await _found(desk, wanted, row)) is not None:
                 yield found
-        cursor = {"since": page[-1].created_at, "call": page[-1].call, "limit": PAGE}
+        cursor = {**cursor, "since": page[-1].created_at, "call": page[-1].call}
 
 
 async def newest(desk: Desk, wanted: Wanted) -> AsyncGenerator[AuditFound]:
     """Read the audit back from a moment, the newest first."""
     until = desk.app.clock.now() if wanted.until is None else wanted.until
-    cursor = {"until": until, "call": END, "limit": PAGE}
+    cursor: dict[str, Any] = {**wanted.named(), "until": until, "call": LAST, "limit": PAGE}
     while page := await desk.app.store.ask(Query("audit_until", AuditFound, cursor)):
         for row in page:
             if row.created_at < wanted.since:
                 return
             if (found := await _found(desk, wanted, row)) is not None:
                 yield found
-        cursor = {"until": page[-1].created_at, "call": page[-1].call, "limit": PAGE}
+        cursor = {**cursor, "until": page[-1].created_at, "call": page[-1].call}
 
 
 async def _found(desk: Desk, wanted: Wanted, row: AuditFound) -> AuditFound | None:
-    if not desk.who.sees(row.agent) or not wanted.fits(row):
+    if not desk.who.sees(row.agent):
         return None
     said = await with_words(desk.app.store, row)
     return said if wanted.says(entry(said)) else None

@@ -87,6 +87,14 @@ class Desk:
                 return row
         raise NotDone(f"There is no session {session!r}: look at `halter sessions`.", "missing")
 
+    async def agent_of(self, scope: str) -> str | None:
+        """Find the agent that a scope is of; None for the whole fleet, and for a session that nobody knows."""
+        kind, _, name = scope.partition(":")
+        if kind in ("agent", "trigger"):
+            return name.partition("/")[0]
+        rows = await self.app.store.ask(Query("session", SessionRow, {"session": name})) if kind == "session" else ()
+        return rows[0].agent if rows else None
+
     async def sees_stream(self, stream: StreamId) -> bool:
         """Tell whether a stream is theirs to read. What is said of the whole fleet is for those who see all of it."""
         if not self.who.agents:
@@ -124,7 +132,7 @@ def meant(found: Sequence[tuple[str, T]], beginning: str, none: str, *, whole: b
     if not some:
         raise NotDone(none, "missing")
     names = [name for name, _ in some]
-    shown = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} of them"
+    shown = ", ".join(names) if len(names) <= MOST_NAMES else f"more than {MOST_NAMES} of them"
     raise NotDone(f"{beginning!r} could be any of {shown}.", "wrong")
 
 

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.app.desk.desk import Desk, meant, readable, wrong
+from halter.app.budgets import current_budgets
+from halter.app.desk.desk import MOST_NAMES, Desk, meant, readable, wrong
 from halter.app.opened import App
 from halter.app.report import Gathered, Report, gather
 from halter.app.report import report as report_of
@@ -14,10 +15,10 @@ from halter.core.codec import decode
 from halter.core.events import SensorChanged
 from halter.core.ids import StreamId, inbox_stream, session_stream
 from halter.core.money import BudgetRow
-from halter.core.ports import Query, Stored
+from halter.core.ports import Query, Store, Stored
 from halter.core.rows import AgentRow, HaltRow, SessionRow, Snapshot
 from halter.core.telling import telling_of
-from halter.core.text import one_line, shorten
+from halter.core.text import LAST, one_line, shorten
 from halter.core.windows import window_at
 from halter.state.receipt import Receipt
 from halter.state.receipt import receipt as receipt_of
@@ -106,14 +107,36 @@ async def sessions(desk: Desk, agent: str = "", limit: int = 50) -> Sequence[Ses
         desk.demand_agent(readable(agent, "an agent"))
         params: Mapping[str, Any] = {"agent": agent, "limit": limit}
         return await desk.app.store.ask(Query("sessions_of_agent", SessionRow, params))
-    rows = await desk.app.store.ask(Query("sessions", SessionRow, {"limit": MOST if desk.who.agents else limit}))
-    return [row for row in rows if desk.who.sees(row.agent)][:limit]
+    if not desk.who.agents:
+        return await desk.app.store.ask(Query("sessions", SessionRow, {"limit": limit}))
+    rows = [row for name in desk.who.agents for row in await sessions(desk, name, limit)]
+    return sorted(rows, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
+
+
+async def sessions_under_way(desk: Desk) -> Sequence[SessionRow]:
+    """List the sessions that are not over, the newest first."""
+    rows = await desk.app.store.ask(Query("sessions_under_way", SessionRow))
+    return [row for row in rows if desk.who.sees(row.agent)]
+
+
+async def agents_seen(store: Store) -> frozenset[str]:
+    """Name the agents that ever had a session here."""
+    return frozenset(row.agent for row in await store.ask(Query("agents_seen", _Agent)))
+
+
+class _Agent(msgspec.Struct, frozen=True):
+    agent: str
 
 
 async def session_meant(desk: Desk, beginning: str) -> SessionRow:
     """Find the one session whose id begins as was typed; say so if there is none, or more than one."""
     readable(beginning, "a session's id")
-    found = [(row.session, row) for row in await sessions(desk, limit=MOST)]
+    params = {"from": beginning, "to": f"{beginning}{LAST}", "limit": MOST_NAMES + 1}
+    found = [
+        (row.session, row)
+        for name in desk.who.agents or ("",)
+        for row in await desk.app.store.ask(Query("sessions_named", SessionRow, {**params, "agent": name}))
+    ]
     return meant(found, beginning, f"No session begins with {beginning!r}: look at `halter sessions`.")
 
 
@@ -245,16 +268,16 @@ async def fleet(desk: Desk) -> Sequence[AgentLine]:
     """Tell how every agent stands that was ever switched on or had a session."""
     now = desk.app.clock.now()
     switches = {row.agent: row for row in await desk.app.store.ask(Query("all_agents", AgentRow))}
-    begun: dict[str, list[SessionRow]] = {}
-    for row in await sessions(desk, limit=MOST):
-        begun.setdefault(row.agent, []).append(row)
-    today = {row.scope: row for row in await desk.app.store.ask(Query("budgets", BudgetRow)) if _is_today(row, now)}
+    under_way: dict[str, list[SessionRow]] = {}
+    for row in await sessions_under_way(desk):
+        under_way.setdefault(row.agent, []).append(row)
+    today = {row.scope: row for row in await current_budgets(desk.app.store, now) if _is_today(row, now)}
     burn = {each.agent: each.usd for each in await spending(desk, now - HOUR, now + 1, 1)}
-    halts = await desk.app.store.ask(Query("all_halts", HaltRow))
-    halted = {row.scope: f"{row.scope} was halted by {row.by}" for row in halts if row.halted and not row.cancels}
-    names = sorted(name for name in {*switches, *begun} if desk.who.sees(name))
+    halts = await desk.app.store.ask(Query("halts_standing", HaltRow))
+    halted = {row.scope: f"{row.scope} was halted by {row.by}" for row in halts}
+    names = sorted(name for name in {*switches, *await agents_seen(desk.app.store)} if desk.who.sees(name))
     return [
-        await _line(desk, name, switches.get(name), begun.get(name, []), today.get(f"agent:{name}"), burn, halted)
+        await _line(desk, name, switches.get(name), under_way.get(name, []), today.get(f"agent:{name}"), burn, halted)
         for name in names
     ]
 
@@ -267,12 +290,11 @@ async def _line(
     desk: Desk,
     name: str,
     switch: AgentRow | None,
-    rows: Sequence[SessionRow],
+    under_way: Sequence[SessionRow],
     budget: BudgetRow | None,
     burn: Mapping[str, int],
     halted: Mapping[str, str],
 ) -> AgentLine:
-    under_way = [row for row in rows if row.ended_at is None]
     own = next((row for row in under_way if row.kind == "autonomous"), next(iter(under_way), None))
     health: Mapping[str, SensorChanged] = {} if own is None else await sensors(desk, own.session)
     scopes = ("fleet", f"agent:{name}", f"session:{own.session}" if own else "")

@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from halter.app.budgets import current_budgets
 from halter.app.desk.desk import Desk, readable, refused, wrong
 from halter.core.clock import DAY
 from halter.core.errors import NotDone
@@ -12,7 +13,7 @@ from halter.core.events import AnyEvent, Unknown
 from halter.core.ids import StreamId, session_of
 from halter.core.money import DOLLAR, MINUTELY, Account, BudgetRow, dollars, shown
 from halter.core.ports import Query
-from halter.core.rows import HoldRow, SessionRow
+from halter.core.rows import HoldRow
 from halter.core.windows import window_at, window_end
 from halter.guard.approvals import Open, decide, needs_you
 from halter.guard.purse import change_cap as changing
@@ -44,7 +45,7 @@ class Budgets(msgspec.Struct, frozen=True):
 async def budgets(desk: Desk, *, everything: bool = False) -> Budgets:
     """List every cap that counts now, or that ever did, with what is spent and held against it."""
     now = desk.app.clock.now()
-    rows = [row for row in await _all(desk) if everything or is_current(row, now)]
+    rows = [row for row in await _seen(desk, everything=everything) if everything or is_current(row, now)]
     spent = await desk.app.store.ask(Query("spent_by_purpose", Spent, {"since": now - DAY}))
     return Budgets(rows, [line for line in spent if desk.who.sees(line.agent)])
 
@@ -62,8 +63,10 @@ async def change_cap(
     desk.demand("operator", "change a cap")
     await desk.demand_scope(scope, "change the cap of the fleet")
     _refuse_no_window(window)
-    asking = [one for one in await needs_you(desk.app.store) if one.about == "cap_raise" and one.subject == scope]
-    row = _chosen(await _with_asked(desk, asking), scope, window, desk.app.clock.now())
+    now = desk.app.clock.now()
+    waiting = await needs_you(desk.app.store, now)
+    asking = [one for one in waiting if one.about == "cap_raise" and one.subject == scope]
+    row = _chosen(await _with_asked(desk, scope, asking), scope, window, now)
     _refuse_wrong_direction(direction, row, cap)
     account = Account(row.scope, row.window, row.unit)
     write = changing(account, cap, desk.who.name, desk.app.ids.new(), reason)
@@ -76,25 +79,25 @@ async def change_cap(
     return events[0].event
 
 
-async def _all(desk: Desk) -> Sequence[BudgetRow]:
+async def _seen(desk: Desk, *, everything: bool = False) -> Sequence[BudgetRow]:
     """List the budgets that are theirs to see. Of all agents' money nobody is told who sees only some."""
-    rows = await desk.app.store.ask(Query("budgets", BudgetRow))
-    if not desk.who.agents:
-        return rows
-    sessions = {row.session: row.agent for row in await desk.app.store.ask(Query("all_sessions", SessionRow))}
-    return [row for row in rows if desk.who.sees(_agent(row.scope, sessions))]
+    store, now = desk.app.store, desk.app.clock.now()
+    rows = await (store.ask(Query("budgets", BudgetRow)) if everything else current_budgets(store, now))
+    return [row for row in rows if not desk.who.agents or await _is_theirs(desk, row.scope)]
 
 
-def _agent(scope: str, sessions: dict[str, str]) -> str:
-    kind, _, name = scope.partition(":")
-    return sessions.get(name, "") if kind == "session" else name.partition("/")[0]
+async def _is_theirs(desk: Desk, scope: str) -> bool:
+    agent = await desk.agent_of(scope)
+    return agent is not None and desk.who.sees(agent)
 
 
-async def _with_asked(desk: Desk, asking: Sequence[Open]) -> Sequence[BudgetRow]:
-    """List the budgets; also that of a session which asks for more before anything was ever held for it."""
-    rows = await _all(desk)
-    known = {row.scope for row in rows}
-    return [*rows, *(BudgetRow(one.subject, "", "usd") for one in asking[:1] if one.subject not in known)]
+async def _with_asked(desk: Desk, scope: str, asking: Sequence[Open]) -> Sequence[BudgetRow]:
+    """List the budgets of a scope; also that of a session which asks for more before anything was ever held for it.
+
+    Where there are none, the others tell what could have been meant.
+    """
+    rows = await desk.app.store.ask(Query("budgets_of", BudgetRow, {"scope": scope}))
+    return rows or [BudgetRow(one.subject, "", "usd") for one in asking[:1]] or await _seen(desk)
 
 
 def refuse_no_raise(asked: Open, cap: int | None) -> None:

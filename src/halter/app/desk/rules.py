@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from halter.app.desk.desk import Desk, meant, refused
 from halter.core.ports import Query
-from halter.core.rows import RuleRow, SessionRow
+from halter.core.rows import RuleRow
 from halter.guard.approvals import end_rule
 
 
@@ -13,12 +13,11 @@ async def rules(desk: Desk) -> Sequence[RuleRow]:
     rows = await desk.app.store.ask(Query("all_rules", RuleRow))
     if not desk.who.agents:
         return rows
-    sessions = {row.session: row.agent for row in await desk.app.store.ask(Query("all_sessions", SessionRow))}
-    return [row for row in rows if row.scope == "fleet" or desk.who.sees(_agent(row, sessions))]
+    return [row for row in rows if row.scope == "fleet" or desk.who.sees(await _agent(desk, row))]
 
 
-def _agent(row: RuleRow, sessions: dict[str, str]) -> str:
-    return sessions.get(row.owner, "") if row.scope == "session" else row.owner
+async def _agent(desk: Desk, row: RuleRow) -> str:
+    return (await desk.agent_of(f"session:{row.owner}") or "") if row.scope == "session" else row.owner
 
 
 async def end(desk: Desk, rule: str, reason: str = "", *, whole: bool = True) -> RuleRow:

@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from halter.app.desk.desk import Desk, readable, refused, wrong
-from halter.app.desk.looking import all_events
+from halter.app.desk.looking import agents_seen, all_events
 from halter.core.clock import SECOND
 from halter.core.errors import LeaseLost, StoreError
 from halter.core.events import SessionParked
@@ -38,17 +38,16 @@ class Cancelled(msgspec.Struct, frozen=True):
     sentence: str
 
 
+class Named(msgspec.Struct, frozen=True):
+    """The id of a session."""
+
+    session: str
+
+
 async def halts_now(desk: Desk) -> Sequence[HaltRow]:
     """List what is halted. A halt of the whole fleet concerns everybody."""
-    rows = await desk.app.store.ask(Query("all_halts", HaltRow))
-    sessions = {row.session: row.agent for row in await desk.app.store.ask(Query("all_sessions", SessionRow))}
-    return [row for row in rows if row.halted and not row.cancels and _concerns(desk, row.scope, sessions)]
-
-
-def _concerns(desk: Desk, scope: str, sessions: dict[str, str]) -> bool:
-    kind, _, name = scope.partition(":")
-    agent = sessions.get(name, "") if kind == "session" else name.partition("/")[0]
-    return kind == "fleet" or desk.who.sees(agent)
+    rows = await desk.app.store.ask(Query("halts_standing", HaltRow))
+    return [row for row in rows if row.scope == "fleet" or desk.who.sees(await desk.agent_of(row.scope) or "")]
 
 
 async def halt(desk: Desk, scope: str, reason: str = "") -> bool:
@@ -95,8 +94,7 @@ async def switch(desk: Desk, agent: str, *, on: bool, reason: str = "") -> Seque
 async def known_agents(desk: Desk) -> frozenset[str]:
     """Name the agents that were ever switched or had a session here."""
     switched = {row.agent for row in await desk.app.store.ask(Query("all_agents", AgentRow))}
-    begun = {row.agent for row in await desk.app.store.ask(Query("all_sessions", SessionRow)) if row.started_at}
-    return frozenset(name for name in switched | begun if desk.who.sees(name))
+    return frozenset(name for name in switched | await agents_seen(desk.app.store) if desk.who.sees(name))
 
 
 async def tell(desk: Desk, session: str, text: str) -> None:
@@ -159,13 +157,10 @@ def _doubtful(held: list[InFlight]) -> str:
 
 async def _ran_here(desk: Desk, scope: str) -> bool:
     """Tell whether a scope has ever had a session. The halt stands by now, so a store that fails here is no matter."""
+    kind, _, name = scope.partition(":")
+    names = {"agent": "", "trigger": "", "session": "", kind: name}
+    query = "session" if kind == "session" else "ran_as"
     try:
-        sessions = await desk.app.store.ask(Query("all_sessions", SessionRow))
+        return scope == "fleet" or bool(await desk.app.store.ask(Query(query, Named, names)))
     except StoreError:
         return True
-    names = {name for row in sessions for name in _scopes(row)}
-    return scope == "fleet" or scope in names
-
-
-def _scopes(row: SessionRow) -> tuple[str, str, str]:
-    return f"session:{row.session}", f"agent:{row.agent}", f"trigger:{row.trigger}"

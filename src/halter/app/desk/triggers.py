@@ -53,7 +53,7 @@ async def _trigger(desk: Desk, trigger: str) -> TriggerRow:
 
 async def _item(desk: Desk, trigger: str, item: str) -> ItemRow:
     await _trigger(desk, trigger)
-    rows = await desk.app.store.ask(Query("items_of", ItemRow, {"trigger": trigger}))
+    rows = await desk.app.store.ask(Query("items_open", ItemRow, {"trigger": trigger}))
     held = [row for row in rows if row.quarantined_at is not None]
     found = [row for row in held if row.name == item or row.item.startswith(item)]
     if len(found) == 1:

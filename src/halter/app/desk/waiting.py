@@ -34,8 +34,8 @@ class Put(msgspec.Struct, frozen=True):
 async def waiting(desk: Desk) -> list[Waiting]:
     """List what a person can still decide, the longest waiting first."""
     now = desk.app.clock.now()
-    rows = await desk.app.store.ask(Query("open_decisions", Waiting))
-    return [one for one in rows if one.expires_at > now and desk.who.sees(one.agent)]
+    rows = await desk.app.store.ask(Query("open_decisions", Waiting, {"now": now}))
+    return [one for one in rows if desk.who.sees(one.agent)]
 
 
 async def decision_meant(desk: Desk, decision: str, *, whole: bool = False) -> Waiting:

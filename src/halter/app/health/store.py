@@ -130,7 +130,7 @@ async def _switches(app: App) -> Check:
     """Tell which agents may run by themselves, and which of them wait for a person."""
     rows = await app.store.ask(Query("all_agents", AgentRow))
     told = [f"{row.agent} is {'on' if row.switched_on else 'off'}, by {row.by}" for row in rows]
-    sessions = await app.store.ask(Query("all_sessions", SessionRow))
+    sessions = await app.store.ask(Query("sessions_under_way", SessionRow))
     left = [row for row in sessions if row.kind == "autonomous" and row.state == "PAUSED"]
     if left:
         words = (f"{row.session} waits for you: halter show {row.session}, then halter on {row.agent}." for row in left)

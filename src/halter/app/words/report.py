@@ -31,7 +31,7 @@ def _summary(made: Report) -> list[tuple[str, str]]:
     return [
         ("spent", f"{shown(made.spent_usd)}{_by_purpose(made.spent)}"),
         ("waiting", str(len(made.waiting)) if made.waiting else ""),
-        ("decided", str(len(made.decided)) if made.decided else ""),
+        ("decided", f"{made.decided_count:,}" if made.decided else ""),
     ]
 
 

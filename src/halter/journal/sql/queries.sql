@@ -12,13 +12,64 @@ SELECT * FROM sessions ORDER BY started_at DESC, session DESC LIMIT :limit;
 -- One session.
 SELECT * FROM sessions WHERE session = :session;
 
+-- name: sessions_named
+-- The sessions whose id begins with a text: from that text on, and before the first text that does not begin so.
+SELECT * FROM sessions WHERE session >= :from AND session < :to AND started_at > 0 AND (:agent = '' OR agent = :agent)
+ORDER BY session LIMIT :limit;
+
+-- name: sessions_called
+-- The sessions whose id begins with a text, however its letters are written.
+SELECT * FROM sessions WHERE substr(lower(session), 1, length(:beginning)) = :beginning ORDER BY session LIMIT 2;
+
+-- name: agents_seen
+-- Every agent that ever had a session, one look at the index for each.
+WITH RECURSIVE seen(agent) AS (
+    SELECT MIN(agent) FROM sessions
+    UNION ALL
+    SELECT (SELECT MIN(s.agent) FROM sessions s WHERE s.agent > seen.agent) FROM seen WHERE seen.agent IS NOT NULL
+)
+SELECT agent FROM seen WHERE agent IS NOT NULL;
+
+-- name: sessions_under_way
+-- Every session that is not over, the newest first.
+SELECT * FROM sessions WHERE ended_at IS NULL AND +started_at > 0 ORDER BY +started_at DESC, session DESC;
+
+-- name: sessions_that_return
+-- How many sessions a halt of the whole fleet keeps back, up to a limit.
+SELECT COUNT(*) AS sessions FROM (
+    SELECT session FROM sessions WHERE ended_at IS NULL OR state = 'HALTED' LIMIT :limit
+) AS kept_back;
+
+-- name: ran_as
+-- One session of a trigger or of an agent, if it ever had one.
+SELECT session FROM sessions WHERE trigger = :trigger AND trigger <> '' OR agent = :agent LIMIT 1;
+
 -- name: ended_before
 -- Sessions that ended before a time, for retention.
 SELECT * FROM sessions WHERE ended_at IS NOT NULL AND ended_at < :before ORDER BY ended_at;
 
 -- name: budgets
--- What stands against every cap; those with the most recent windows last.
+-- What stands, and ever stood, against every cap.
 SELECT * FROM budgets ORDER BY scope, "window", unit;
+
+-- name: budgets_of
+-- What stands, and ever stood, against the caps of one scope.
+SELECT * FROM budgets WHERE scope = :scope ORDER BY "window", unit;
+
+-- name: budgets_now
+-- What stands against the caps that count: in windows that began lately, of sessions that are not over, and of those
+-- that ended last. A slash sorts before a zero, so `hour0` comes after every hour.
+SELECT * FROM budgets WHERE "window" >= :hour AND "window" < 'hour0'
+UNION ALL SELECT * FROM budgets WHERE "window" >= :day AND "window" < 'day0'
+UNION ALL SELECT * FROM budgets WHERE "window" >= :month AND "window" < 'month0'
+UNION ALL SELECT * FROM budgets WHERE "window" = 'minute'
+UNION ALL SELECT * FROM budgets WHERE "window" = '' AND scope < 'session:'
+UNION ALL SELECT * FROM budgets WHERE "window" = '' AND scope >= 'session;'
+UNION ALL SELECT b.* FROM sessions s JOIN budgets b ON b.scope = 'session:' || s.session AND b."window" = ''
+    WHERE s.ended_at IS NULL
+UNION ALL SELECT b.* FROM (
+    SELECT session FROM sessions WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT :ended
+) newest JOIN budgets b ON b.scope = 'session:' || newest.session AND b."window" = '';
 
 -- name: holds
 -- What is held, the oldest first.
@@ -38,6 +89,10 @@ SELECT agent, purpose, name, COUNT(*) AS spends, CAST(SUM(usd) AS BIGINT) AS usd
        CAST(SUM(input_tokens) AS BIGINT) AS input_tokens, CAST(SUM(output_tokens) AS BIGINT) AS output_tokens,
        CAST(SUM(cache_read_tokens) AS BIGINT) AS cache_read_tokens
 FROM spends WHERE at >= :since GROUP BY agent, purpose, name ORDER BY SUM(usd) DESC;
+
+-- name: spent_by_name
+-- What an agent ever spent, by what it was spent on.
+SELECT name, CAST(SUM(usd) AS BIGINT) AS usd FROM spends WHERE agent = :agent GROUP BY name ORDER BY name;
 
 -- name: head
 -- Where one stream stands.
@@ -63,6 +118,10 @@ SELECT * FROM holds ORDER BY hold;
 -- Every scope that is or was halted.
 SELECT * FROM halts ORDER BY scope;
 
+-- name: halts_standing
+-- What is halted and may be let go again.
+SELECT * FROM halts WHERE halted = 1 AND cancels = 0 ORDER BY scope;
+
 -- name: all_rates
 -- Every slice of every rate.
 SELECT * FROM rates ORDER BY agent, tool, slice;
@@ -81,7 +140,7 @@ SELECT d.*, e.body, e.facts FROM decisions d
 LEFT JOIN events e
     ON e.stream = CASE d.session WHEN '' THEN 'fleet' ELSE 'session:' || d.session END AND e.seq = d.asked_seq
 LEFT JOIN sessions s ON s.session = d.session
-WHERE d.verdict = '' AND d.about <> '' AND s.ended_at IS NULL ORDER BY d.asked_at, d.decision;
+WHERE d.verdict = '' AND d.expires_at > :now AND d.about <> '' AND s.ended_at IS NULL ORDER BY d.asked_at, d.decision;
 
 -- name: budget
 -- What stands against one cap.
@@ -177,6 +236,16 @@ SELECT * FROM triggers WHERE trigger = :trigger;
 SELECT i.*, s.state, s.ended_at, s.terminal_reason FROM items i LEFT JOIN sessions s ON s.session = i.session
 WHERE i.trigger = :trigger ORDER BY i.seen_at, i.name, i.item;
 
+-- name: items_open
+-- The documents of a watch that something is left to be done about, with how the newest session of each stands.
+SELECT i.*, s.state, s.ended_at, s.terminal_reason FROM items i LEFT JOIN sessions s ON s.session = i.session
+WHERE i.trigger = :trigger AND i.ignored = 0 AND (i.quarantined_at IS NOT NULL OR s.state IS NULL OR s.state <> 'COMPLETED')
+ORDER BY i.seen_at, i.name, i.item;
+
+-- name: items_of_session
+-- The documents that a session is about.
+SELECT * FROM items WHERE session = :session AND session <> '' ORDER BY seen_at, name, item;
+
 -- name: open_runs
 -- The sessions of a trigger that are not over.
 SELECT * FROM sessions WHERE trigger = :trigger AND trigger <> '' AND ended_at IS NULL AND started_at > 0
@@ -239,15 +308,15 @@ ORDER BY ended_at DESC, session DESC LIMIT :limit;
 
 -- name: open_children
 -- The sub-sessions of a session that are not over.
-SELECT * FROM sessions WHERE parent = :session AND ended_at IS NULL AND started_at > 0 ORDER BY started_at, session;
+SELECT * FROM sessions WHERE parent = :session AND parent <> '' AND ended_at IS NULL AND started_at > 0
+ORDER BY started_at, session;
 
 -- name: task_costs
 -- What an agent's newest tasks cost that are over.
-SELECT CAST(COALESCE(p.usd, 0) AS BIGINT) AS usd FROM sessions s
-LEFT JOIN (SELECT session, SUM(usd) AS usd FROM spends WHERE agent = :agent AND at >= :since GROUP BY session) p
-    ON p.session = s.session
+SELECT CAST(COALESCE(b.spent, 0) AS BIGINT) AS usd FROM sessions s
+LEFT JOIN budgets b ON b.scope = 'session:' || s.session AND b."window" = '' AND b.unit = 'usd'
 WHERE s.agent = :agent AND s.kind = 'task' AND s.started_at >= :since AND s.ended_at IS NOT NULL
-ORDER BY s.ended_at DESC LIMIT :limit;
+ORDER BY s.started_at DESC, s.session DESC LIMIT :limit;
 
 -- name: told_in_app
 -- What was told in the app since a time, the newest first, with the words.
@@ -256,9 +325,11 @@ LEFT JOIN events e ON e.stream = n.stream AND e.seq = n.queued_seq
 WHERE n.channel = 'in_app' AND n.queued_at >= :since ORDER BY n.queued_at DESC, n.notification LIMIT :limit;
 
 -- name: trigger_costs
--- What the sessions of a trigger cost that are over.
-SELECT p.session, CAST(SUM(p.usd) AS BIGINT) AS usd FROM spends p JOIN sessions s ON s.session = p.session
-WHERE p.trigger = :trigger AND p.at >= :since AND s.ended_at IS NOT NULL GROUP BY p.session;
+-- What the newest sessions of a trigger cost that are over.
+SELECT CAST(COALESCE(b.spent, 0) AS BIGINT) AS usd FROM sessions s
+LEFT JOIN budgets b ON b.scope = 'session:' || s.session AND b."window" = '' AND b.unit = 'usd'
+WHERE s.trigger = :trigger AND s.trigger <> '' AND s.started_at >= :since AND s.ended_at IS NOT NULL
+ORDER BY s.started_at DESC LIMIT :limit;
 
 -- name: kept_memories
 -- What people had an agent remember, the oldest first, with the words.
@@ -282,7 +353,13 @@ WHERE f.session = :session ORDER BY f.emitted_seq;
 -- What sessions found, the newest first, with the words.
 SELECT f.*, e.body, e.blob FROM findings f
 LEFT JOIN events e ON e.stream = 'session:' || f.session AND e.seq = f.emitted_seq
-WHERE f.emitted_at > 0 ORDER BY f.emitted_at DESC, f.finding LIMIT :limit;
+WHERE f.emitted_at > 0 AND (:agent = '' OR f.agent = :agent) ORDER BY f.emitted_at DESC, f.finding LIMIT :limit;
+
+-- name: finding_named
+-- The findings whose id begins with a text, with the words.
+SELECT f.*, e.body, e.blob FROM findings f
+LEFT JOIN events e ON e.stream = 'session:' || f.session AND e.seq = f.emitted_seq
+WHERE f.finding >= :from AND f.finding < :to AND f.emitted_at > 0 ORDER BY f.finding LIMIT :limit;
 
 -- name: memories_said
 -- What sessions want remembered, the newest first, with the words.
@@ -317,7 +394,9 @@ SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS outpu
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
-WHERE a.created_at > :since OR (a.created_at = :since AND a.call > :call)
+WHERE (a.created_at, a.call) > (:since, :call)
+    AND (:agent = '' OR a.agent = :agent) AND (:tool = '' OR a.tool = :tool)
+    AND (:outcome = '' OR a.outcome = :outcome) AND (:session = '' OR a.session = :session)
 ORDER BY a.created_at, a.call LIMIT :limit;
 
 -- name: audit_of
@@ -362,11 +441,13 @@ SELECT name, value FROM meta ORDER BY name;
 
 -- name: children_of
 -- The sub-sessions of a session, the oldest first.
-SELECT * FROM sessions WHERE parent = :session ORDER BY started_at, session;
+SELECT * FROM sessions WHERE parent = :session AND parent <> '' ORDER BY started_at, session;
 
 -- name: sessions_since
--- The sessions that began or ended after a time, or are not over.
-SELECT * FROM sessions WHERE started_at > 0 AND (ended_at IS NULL OR ended_at >= :since OR started_at >= :since)
+-- The sessions that began or ended after a time, or are not over. The plus leads past the index by time.
+SELECT * FROM sessions WHERE ended_at IS NULL AND +started_at > 0
+UNION SELECT * FROM sessions WHERE ended_at >= :since AND +started_at > 0
+UNION SELECT * FROM sessions WHERE started_at >= :since AND started_at > 0
 ORDER BY started_at, session;
 
 -- name: triggered_since
@@ -384,7 +465,7 @@ SELECT * FROM findings WHERE emitted_at >= :since ORDER BY emitted_at, finding;
 
 -- name: proposals_open
 -- How much of what sessions left behind nobody has decided about.
-SELECT (SELECT COUNT(*) FROM findings WHERE emitted_at > 0 AND status = '' AND review <> 'withheld') AS findings,
+SELECT (SELECT COUNT(*) FROM findings WHERE +emitted_at > 0 AND status = '' AND review <> 'withheld') AS findings,
        (SELECT COUNT(*) FROM memories WHERE proposed_at > 0 AND status = '') AS memories,
        (SELECT COUNT(*) FROM precedents WHERE first_at > 0 AND status = '') AS precedents;
 
@@ -395,7 +476,7 @@ ORDER BY decided_at, decision;
 
 -- name: undelivered
 -- What could not be told, so far or for good.
-SELECT * FROM notifications WHERE queued_at > 0 AND sent_at IS NULL AND attempts > 0 AND (gave_up = 0 OR queued_at >= :since)
+SELECT * FROM notifications WHERE sent_at IS NULL AND queued_at > 0 AND attempts > 0 AND (gave_up = 0 OR queued_at >= :since)
 ORDER BY queued_at, notification;
 
 -- name: audit_until
@@ -404,7 +485,9 @@ SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS outpu
 FROM audit a
 LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
 LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
-WHERE a.created_at < :until OR (a.created_at = :until AND a.call < :call)
+WHERE (a.created_at, a.call) < (:until, :call)
+    AND (:agent = '' OR a.agent = :agent) AND (:tool = '' OR a.tool = :tool)
+    AND (:outcome = '' OR a.outcome = :outcome) AND (:session = '' OR a.session = :session)
 ORDER BY a.created_at DESC, a.call DESC LIMIT :limit;
 
 -- name: spent_in_parts

@@ -28,7 +28,7 @@ async def findings(room: Room) -> Refresh:
 
     async def refresh(grown: Grown) -> None:
         if grown.written:
-            found.show({one.id: one for one in (await left.findings(room.desk))[:MOST]})
+            found.show({one.id: one for one in await left.findings(room.desk, limit=MOST)})
             proposed.show({one.id: one for one in (await left.proposals(room.desk))[:MOST]})
 
     await refresh(Grown(everything=True))

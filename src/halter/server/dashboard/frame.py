@@ -99,7 +99,7 @@ def _halted(room: Room, row: HaltRow) -> Callable[[HaltRow], None]:
 
 
 async def _halt_all(room: Room) -> None:
-    under_way = [row for row in await looking.sessions(room.desk, limit=MOST) if row.ended_at is None]
+    under_way = await looking.sessions_under_way(room.desk)
     working = sum(row.state == "RUNNING" for row in under_way)
 
     async def do(given: Given) -> str:
@@ -125,6 +125,3 @@ def resume(room: Room, scope: str) -> None:
     says = "Its sessions go on where they stand. A fleet takes a second for each of them, unless you name another time."
     over = Field("over", "Let sessions go one after the other, over", "")
     ask(room, f"Resume {scope}?", says, (over, REASON), "Resume", do)
-
-
-MOST = 1_000_000

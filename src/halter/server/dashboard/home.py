@@ -63,7 +63,7 @@ async def _show_night(room: Room, inside: Element, seen: list[Report]) -> None:
         return
     inside.clear()
     with inside:
-        facts([("since", written(since)), ("spent", shown(made.spent_usd)), ("decided", str(len(made.decided)))])
+        facts([("since", written(since)), ("spent", shown(made.spent_usd)), ("decided", str(made.decided_count))])
         listing(agents_of(made))
         for one in made.ended_badly:
             words(f"Did not end well: {one}", "h-bad h-text")

@@ -1,0 +1,259 @@
+"""A long past: what each command, route and page costs over a store with few and with many ended sessions.
+
+The store is made of one real session, multiplied in its tables: what is measured only reads. What is shown must not
+grow with all that ever was, so the two columns should be nearly the same.
+"""
+
+import asyncio
+import json
+import os
+import re
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import httpx2
+
+from bench.measure import Measured
+from halter import Guard, tool
+from halter.core.clock import DAY, HOUR, SystemClock
+
+FEW, MANY = 200, 20_000
+AGENTS = ("clerk", "shop", "night-watch", "reader")
+COPIED = ("events", "streams", "sessions", "budgets", "spends", "audit")
+SPREAD = 60 * DAY
+COMMANDS = (
+    "sessions",
+    "sessions --json",
+    "show SESSION",
+    "receipt SESSION",
+    "report",
+    "budget",
+    "budget --json",
+    "inbox",
+    "findings",
+    "proposals",
+    "rules",
+    "schedules",
+    "audit",
+    "audit --tool order",
+    "halt agent:shop",
+    "resume agent:shop",
+    "off shop",
+    "doctor",
+    "export SESSION --output FILE",
+)
+ROUTES = (
+    "/api/home",
+    "/api/fleet",
+    "/api/workers",
+    "/api/sessions",
+    "/api/sessions/SESSION",
+    "/api/sessions/SESSION/events",
+    "/api/sessions/SESSION/receipt",
+    "/api/decisions",
+    "/api/halts",
+    "/api/budgets",
+    "/api/spending?since=SINCE&until=NOW",
+    "/api/triggers",
+    "/api/findings",
+    "/api/proposals",
+    "/api/rules",
+    "/api/audit",
+    "/api/report",
+)
+PAGES = ("/", "/fleet", "/sessions", "/session/SESSION", "/budgets", "/audit", "/triggers", "/findings")
+
+
+@dataclass
+class Line:
+    """What one thing costs over few and over many sessions, and how much it answers."""
+
+    name: str
+    kind: str
+    few_ms: float
+    many_ms: float
+    few_bytes: int
+    many_bytes: int
+
+
+@tool(level="CONTROLLED", cost="0.0001")
+async def order(item: str) -> str:
+    """Order something."""
+    return f"{item} is ordered."
+
+
+def run(rounds: int, say: Callable[[str], None], *, quick: bool = False) -> Measured:
+    """Measure everything over both stores."""
+    many = MANY // 10 if quick else MANY
+    with tempfile.TemporaryDirectory() as folder:
+        homes = [Path(folder) / str(count) for count in (FEW, many)]
+        for home, count in zip(homes, (FEW, many), strict=True):
+            say(f"a past of {count:,} sessions")
+            fill(home, count)
+        lines = [_compared(name, "command", homes, rounds, _command) for name in COMMANDS]
+        with _served(homes[0]) as few, _served(homes[1]) as much:
+            servers = dict(zip(homes, (few, much), strict=True))
+
+            def get(home: Path, path: str) -> tuple[float, int]:
+                return _got(servers[home], home, path)
+
+            for kind, paths in (("route", ROUTES), ("page", PAGES)):
+                lines += [_compared(path, kind, homes, rounds, get) for path in paths]
+    return lines, {"few": FEW, "many": many}
+
+
+def _compared(
+    name: str, kind: str, homes: list[Path], rounds: int, take: Callable[[Path, str], tuple[float, int]]
+) -> Line:
+    taken = [[take(home, name) for _ in range(rounds + 1)][1:] for home in homes]
+    (few_ms, many_ms), (few, many) = ([median(one[part] for one in each) for each in taken] for part in (0, 1))
+    return Line(name, kind, few_ms, many_ms, int(few), int(many))
+
+
+def fill(home: Path, count: int) -> None:
+    """Make a store with so many ended sessions of four agents, spread over two months."""
+    home.mkdir()
+    store = home / "halter.db"
+    asyncio.run(_one_session(store))
+    with sqlite3.connect(store) as connection:
+        (session, began_at) = connection.execute("SELECT session, started_at FROM sessions").fetchone()
+        now = SystemClock().now()
+        for table in COPIED:
+            _multiply(connection, table, str(session), int(began_at), now, count)
+        _leave(connection, now)
+    (home / "session").write_text(session)
+
+
+async def _one_session(store: Path) -> None:
+    async with Guard(agent=AGENTS[0], tools=[order], store=str(store)) as guard, guard.session("restock") as session:
+        for item in ("paper", "ink", "pens"):
+            await session.call(order, item=item)
+
+
+def _multiply(connection: sqlite3.Connection, table: str, session: str, began_at: int, now: int, count: int) -> None:
+    """Copy the rows of the one session under other names and at other times."""
+    cursor = connection.execute(f"SELECT * FROM {table}")
+    names = [column[0] for column in cursor.description]
+    rows = [row for row in cursor if any(isinstance(value, str) and session in value for value in row)]
+    times = {name for name in names if name == "at" or name.endswith("_at")}
+    marks = ", ".join("?" for _ in names)
+    columns = ", ".join(f'"{name}"' for name in names)
+
+    def copies() -> Iterator[list[object]]:
+        for number in range(count):
+            agent, shift = AGENTS[number % len(AGENTS)], now - SPREAD * (number + 1) // count - began_at
+            for row in rows:
+                yield [
+                    _changed(name, value, f"{session[:-6]}{number:06}", session, agent, shift * (name in times))
+                    for name, value in zip(names, row, strict=True)
+                ]
+
+    connection.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", copies())
+
+
+def _changed(name: str, value: object, new: str, old: str, agent: str, shift: int) -> object:
+    if name == "position":
+        return None
+    if name == "agent":
+        return agent
+    if isinstance(value, str):
+        return value.replace(old, new)
+    return value + shift if shift and isinstance(value, int) and value else value
+
+
+def _leave(connection: sqlite3.Connection, now: int) -> None:
+    """Let every session leave a finding and a notification, be asked about, and some be cancelled."""
+    connection.execute(
+        "INSERT INTO findings SELECT 'f-' || session, session, agent, 'low', 'supported', '', '', started_at, 0,"
+        " 'passed', 1, 'kept', 'ann', started_at FROM sessions"
+    )
+    connection.execute(
+        "INSERT INTO notifications SELECT 'n-' || session, 'in_app', agent, 'ended:' || session || ':0', 'fleet',"
+        " started_at, 1, 1, started_at, NULL, 0, '' FROM sessions"
+    )
+    connection.execute(
+        "INSERT INTO decisions SELECT 'd-' || session, 'approval', session, agent, session, 'order', 'x', 'CONTROLLED',"
+        " 'LOW', started_at, started_at + ?, CASE WHEN substr(session, -1) = '7' THEN '' ELSE 'approve' END, 'ann',"
+        " 'x', started_at, started_at, 's', '[]', 1, 1 FROM sessions",
+        (DAY,),
+    )
+    connection.execute(
+        "INSERT INTO halts SELECT 'session:' || session, 1, started_at, 'ann', '', 0, 1 FROM sessions"
+        " WHERE substr(session, -1) = '3'"
+    )
+    # Budgets of windows that are over: an hour's for each agent.
+    hours = [
+        (f"agent:{agent}", time.strftime("hour/%Y-%m-%dT%H", time.gmtime((now - number * HOUR) / 1e6)))
+        for agent in AGENTS
+        for number in range(SPREAD // HOUR)
+    ]
+    connection.executemany("INSERT OR IGNORE INTO budgets VALUES (?, ?, 'tokens', 100000, 0, '', 500, 0, 0)", hours)
+
+
+def _environ(home: Path) -> dict[str, str]:
+    return {"HALTER_STORE": str(home / "halter.db"), "HOME": str(home), "XDG_CONFIG_HOME": str(home / "config")}
+
+
+def _command(home: Path, words: str) -> tuple[float, int]:
+    session = (home / "session").read_text()
+    filled = [session if word == "SESSION" else str(home / "out") if word == "FILE" else word for word in words.split()]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "halter", *filled],
+        env={**os.environ, **_environ(home)},
+        capture_output=True,
+        check=False,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 1000 * (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime), len(done.stdout)
+
+
+@contextmanager
+def _served(home: Path) -> Iterator[tuple[str, str]]:
+    """Serve a store; yield its address and a token."""
+    environ = {**os.environ, **_environ(home)}
+    halter = [sys.executable, "-m", "halter"]
+    made = subprocess.run(
+        [*halter, "tokens", "add", "bench", "--role", "admin", "--json"], env=environ, capture_output=True, check=True
+    )
+    token = json.loads(made.stdout)["token"]
+    with subprocess.Popen(
+        [*halter, "serve", "--listen", "127.0.0.1:0"],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as server:
+        try:
+            yield _address(server), token
+        finally:
+            server.send_signal(signal.SIGINT)
+
+
+def _address(server: "subprocess.Popen[str]") -> str:
+    for line in server.stdout or ():
+        if found := re.search(r"http://[\d.]+:\d+", line):
+            return found[0]
+    raise RuntimeError("the server ended before it said where it listens")
+
+
+def _got(server: tuple[str, str], home: Path, path: str) -> tuple[float, int]:
+    now = SystemClock().now()
+    filled = (
+        path.replace("SESSION", (home / "session").read_text())
+        .replace("NOW", str(now))
+        .replace("SINCE", str(now - DAY))
+    )
+    began_at = time.perf_counter()
+    answer = httpx2.get(server[0] + filled, headers={"Authorization": f"Bearer {server[1]}"}, timeout=120)
+    return (time.perf_counter() - began_at) * 1000, len(answer.raise_for_status().content)

@@ -1,0 +1,65 @@
+"""What people look at every day is found by an index: a long past costs nothing."""
+
+import re
+import sqlite3
+
+import pytest
+
+from halter.journal.queries import load, migrations, statements
+
+GROWS = (
+    "events",
+    "sessions",
+    "budgets",
+    "spends",
+    "audit",
+    "decisions",
+    "findings",
+    "notifications",
+    "streams",
+    "items",
+)
+WHOLE = {
+    "streams": "verify looks at every stream",
+    "heads": "a follower that is new begins with every stream",
+    "all_*": "verify compares every row",
+    "budgets": "asked for by --everything",
+    "sessions_called": "a name that was typed in a chat, in letters of any case",
+    "sessions_that_return": "ends after sixty",
+    "spent_by_name": "a sum over an agent's whole life, asked for by programs",
+    "same_hash": "verify looks for a copy",
+    "counts": "doctor counts",
+    "any_event": "ends at the first",
+    "meta": "a handful of rows",
+}
+"""Questions that do look at all there is, and why that is so."""
+_TABLE = re.compile(r"SCAN (\w+)(?! USING INDEX)\b")
+
+
+@pytest.fixture(scope="module")
+def tables() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:")
+    for _, script in migrations("sqlite"):
+        for statement in statements(script):
+            connection.execute(statement)
+    return connection
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in load("queries.sql") if name not in WHOLE and not name.startswith("all_")]
+)
+def test_no_question_of_a_face_walks_through_all_that_ever_was(tables: sqlite3.Connection, name: str) -> None:
+    assert walked(tables, load("queries.sql")[name]) == set()
+
+
+def test_a_question_without_an_index_is_found_out(tables: sqlite3.Connection) -> None:
+    assert walked(tables, "SELECT * FROM sessions WHERE state = :state") == {"sessions"}
+    assert walked(tables, "SELECT s.* FROM sessions s ORDER BY state LIMIT 5") == {"s"}
+
+
+def walked(tables: sqlite3.Connection, sql: str) -> set[str]:
+    """Name the tables, or their short names, that grow and are read from end to end."""
+    given = dict.fromkeys(re.findall(r"(?<!:):([a-z_]+)", sql), "")
+    plan = [str(row[3]) for row in tables.execute(f"EXPLAIN QUERY PLAN {sql}", given)]
+    grows = {*GROWS, *(alias for table in GROWS for alias in re.findall(rf"\b{table} ([a-z])\b", sql))}
+    return {found[1] for line in plan if (found := _TABLE.fullmatch(line)) and found[1] in grows}
