@@ -1,6 +1,7 @@
 """Every drill finds nothing where nothing is wrong, and something where one part was broken on purpose."""
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from halter.cli import build
 from halter.drills import DRILLS, find
 from halter.drills.broken import DrillBroken, in_words
 from halter.drills.drill import Setting
+from halter.drills.takeover import TOGETHER
 from halter.testing.postgres import throwaway_cluster
 
 FEW = {
@@ -26,6 +28,18 @@ FEW = {
     "secrets": 400,
     "flood": 5,
 }
+BITES = {
+    "race": r"\(call_started\) brings .+ to \d+ of \d+",
+    "kill": r"was acknowledged and is lost",
+    "powercut": r"has lost \d+ acknowledged commits?",
+    "tamper": r"the facts.+was not found",
+    "zombie": r"went on, and .+ was let through",
+    "halt": r"ran on after|took \d|was not ended|still",
+    "approval": r"All the same, \w+ ran for",
+    "secrets": r"is seen in",
+    "flood": r"and may (take|use)|was let sleep",
+}
+"""What the checker of each drill finds where that part is broken which `--teeth` breaks."""
 ON_SQLITE = [name for name in DRILLS if "sqlite" in find(name).stores]
 """All but the one of many machines, which has tests of its own."""
 ON_ALL_STORES = [
@@ -99,7 +113,21 @@ def test_a_drill_is_given_its_server_on_the_command_line_and_says_what_it_found(
 def test_a_drill_with_teeth_finds_what_was_broken(name: str, kind: str, url: str) -> None:
     result = find(name).run(Setting(url, FEW[name], teeth=True))
     assert result.violations > 0
-    assert result.detail["violations"]
+    told = result.detail["violations"]
+    assert any(re.search(BITES[name], sentence) for sentence in told), told
+
+
+def test_zombies_that_are_let_through_do_not_stop_the_drill_from_going_on_with_the_next() -> None:
+    result = find("zombie").run(Setting(seeds=TOGETHER + 1, teeth=True))
+    assert result.cases == TOGETHER + 1
+    assert all(re.search(BITES["zombie"], sentence) for sentence in result.detail["violations"])
+    # Each of them is let through at least once, also the one of the second batch.
+    assert result.violations > 10 * result.cases
+
+
+def test_every_drill_is_known_to_bite_and_for_which_reason() -> None:
+    # The one of many machines has a test of its own for this.
+    assert {*BITES, "chaos"} == {*DRILLS}
 
 
 def test_json_of_one_drill_has_exactly_the_promised_keys() -> None:

@@ -7,7 +7,7 @@ from typing import Final, Literal, get_args
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import CallStarted, SessionParked, SessionStarted
-from halter.core.ids import WorkerId, inbox_stream, session_stream
+from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
 from halter.core.limits import Caps, Spender, carve, legs
 from halter.core.ports import Committed, Lease, Write
 from halter.drills.children import Pipe
@@ -20,6 +20,8 @@ from halter.state.session import InFlight, replay
 Moment = Literal["before an intent", "before an effect", "before an outcome", "parked", "resident"]
 MOMENTS: Final[tuple[Moment, ...]] = get_args(Moment)
 STEPS: Final = 3
+TOGETHER: Final = 15
+"""How many workers are stopped and taken over at the same time."""
 LEASE: Final = SECOND
 EFFECTS: Final = "effects"
 AMOUNT: Final = 1000
@@ -48,6 +50,11 @@ class Case:
         return self.number // len(MOMENTS) % STEPS
 
     @property
+    def agent(self) -> str:
+        """Whose session it is: those of one batch share an agent, by which their heir finds them and no others."""
+        return f"drill-{self.number // TOGETHER}"
+
+    @property
     def beats_first(self) -> bool:
         """Whether the heartbeat comes before the first write."""
         return self.number // len(MOMENTS) // STEPS % 2 == 1
@@ -65,8 +72,9 @@ def unfenced(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Co
 class Mortal:
     """What both sides do: the steps of a session, with effects in the outside world."""
 
-    def __init__(self, ground: Ground, name: str, applier: Applier) -> None:
+    def __init__(self, ground: Ground, name: str, agent: str, applier: Applier) -> None:
         self._name = WorkerId(name)
+        self._agent = agent
         self._clock = SystemClock()
         self._store = ground.open(lease=LEASE, applier=applier)
         self._purse = Purse(self._store, self._clock)
@@ -79,7 +87,7 @@ class Mortal:
             await self._settle(lease, answer.flight)
 
     def _intent(self, lease: Lease, number: int) -> CallStarted:
-        spread = legs(Caps(), Spender(lease.session, "drill"), self._clock.now(), usd=AMOUNT)
+        spread = legs(Caps(), Spender(lease.session, self._agent), self._clock.now(), usd=AMOUNT)
         return CallStarted(call=f"{lease.session}/{number}", tool="work", legs=spread)
 
     def _act(self, flight: InFlight) -> None:
@@ -98,7 +106,8 @@ class Heir(Mortal):
         """End so many sessions, as soon as they can be claimed, and tell which."""
         ended: list[str] = []
         for _ in range(LOOKS):
-            for lease in await self._store.claim(self._name, count):
+            # Only those of its agent: where the fence is broken on purpose, earlier zombies left sub-sessions behind.
+            for lease in await self._store.claim(self._name, count, agents={self._agent: None}):
                 await self._finish(lease)
                 await self._store.beat(self._name)
                 ended.append(lease.session)
@@ -124,24 +133,26 @@ class Zombie(Mortal):
     """Works up to its moment, stands still while it is stopped, and tells afterwards what it could still do."""
 
     def __init__(self, pipe: Pipe, ground: Ground, case: Case, applier: Applier) -> None:
-        super().__init__(ground, f"zombie-{case.number}", applier)
+        super().__init__(ground, f"zombie-{case.number}", case.agent, applier)
         self._pipe = pipe
         self._case = case
 
     async def live(self) -> None:
         """Say which session it has once its moment has come; then wait to be stopped; then bear witness."""
-        event = SessionStarted(session=f"z{self._case.number}", agent="drill", kind="task", started_by="the drill")
+        session = f"z{self._case.number}"
+        event = SessionStarted(session=session, agent=self._agent, kind="autonomous", started_by="the drill")
         await self._store.commit(start(event))
-        lease = await self._claimed()
+        lease = await self._claimed(session)
         flight = await self._work(lease)
         self._pipe.send(lease.session)
         await self._stand_still()
         self._pipe.send(await self._testimony(lease, flight))
         await self._store.close()
 
-    async def _claimed(self) -> Lease:
+    async def _claimed(self, session: str) -> Lease:
+        """Claim its own session and no other: on a busy machine a lease can run out before its owner is stopped."""
         for _ in range(LOOKS):
-            for lease in await self._store.claim(self._name, 1):
+            for lease in await self._store.claim(self._name, 1, SessionId(session)):
                 return lease
             await self._clock.sleep(LOOK)
         raise NothingToClaim(f"The worker {self._name} of the drill found no session to work on.")
@@ -212,7 +223,7 @@ def _writes(lease: Lease) -> list[tuple[str, Write]]:
     session = lease.session
     child = SessionStarted(
         session=f"{session}-child",
-        agent="drill",
+        agent="drill-child",
         kind="task",
         started_by="the drill",
         parent=session,

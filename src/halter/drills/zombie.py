@@ -14,12 +14,11 @@ from halter.core.clock import SECOND
 from halter.drills.checker import Found, check, found_at
 from halter.drills.children import Children, Pipe, children
 from halter.drills.drill import Drill, Ground, Result, Setting, own_store, result
-from halter.drills.takeover import EFFECTS, LEASE, MOMENTS, STEPS, Case, Heir, Testimony, Zombie, unfenced
+from halter.drills.takeover import EFFECTS, LEASE, MOMENTS, STEPS, TOGETHER, Case, Heir, Testimony, Zombie, unfenced
 from halter.journal.apply import Applier, apply
 from halter.state.life import message
 
 CASES: Final = 2 * STEPS * len(MOMENTS)
-TOGETHER: Final = 15
 
 
 def run(setting: Setting) -> Result:
@@ -48,7 +47,7 @@ def _batch(ground: Ground, started: Children, cases: Sequence[Case], applier: Ap
         zombie.hear()
         zombie.stop()
     time.sleep(1.2 * LEASE / SECOND)
-    heir = started.start(_heir, ground, len(sessions), f"heir-{cases[0].number}")
+    heir = started.start(_heir, ground, len(sessions), cases[0])
     ended = heir.hear()
     for zombie in zombies:
         zombie.tell("go on")
@@ -101,8 +100,8 @@ def _zombie(pipe: Pipe, ground: Ground, case: Case, applier: Applier) -> None:
     asyncio.run(Zombie(pipe, ground, case, applier).live())
 
 
-def _heir(pipe: Pipe, ground: Ground, count: int, name: str) -> None:
-    pipe.send(asyncio.run(Heir(ground, name, apply).take_over(count)))
+def _heir(pipe: Pipe, ground: Ground, count: int, first: Case) -> None:
+    pipe.send(asyncio.run(Heir(ground, f"heir-{first.number}", first.agent, apply).take_over(count)))
 
 
 DRILL: Final = Drill("zombie", "A stopped worker that goes on after its lease ran out can write nothing.", run)
