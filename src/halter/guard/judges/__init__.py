@@ -1,0 +1,1 @@
+"""How risky single programs are, by their words: one module for each kind of program."""

@@ -1,0 +1,396 @@
+"""Programs that run code: interpreters, and those that can be told to, as sed, awk, vim and gdb.
+
+Code of a language is not understood here. It is at least HIGH; the texts that stand in it are looked at as if they were
+run, since a shell's command is a text to any language.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from halter.guard.commands import Command, shell_code
+from halter.guard.judges.found import Found, Judge, Mentions, Runs, has, operands, values_of
+from halter.guard.outputs import Feed
+from halter.guard.places import is_root, path_risk
+from halter.guard.program_names import family_of
+
+_LITERAL: Final = re.compile(r"'([^'\\\n]*(?:\\.[^'\\\n]*)*)'|\"([^\"\\\n]*(?:\\.[^\"\\\n]*)*)\"|`([^`]*)`")
+_DELETING: Final = re.compile(
+    r"\b(?:rmtree|rm_rf?|rm_r|rmSync|rmdirSync|rimraf|remove_tree|remove_entry|unlink\w*|remove)\b"
+)
+_STANDARD_INPUT: Final = frozenset({"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"})
+_MOST_LITERALS: Final = 200
+
+
+class Interpreter(msgspec.Struct, frozen=True):
+    """The letters and names of options after which code stands, and of those that have another value."""
+
+    code: str = ""
+    valued: str = ""
+    names: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    verbs: frozenset[str] = frozenset()
+
+
+_INTERPRETERS: Final[Mapping[str, Interpreter]] = {
+    "python": Interpreter("c", "WXm", (), ("--check-hash-based-pycs",)),
+    "perl": Interpreter("eE", "IMm"),
+    "ruby": Interpreter("e", "ICEr"),
+    "node": Interpreter("ep", "rC", ("--eval", "--print"), ("--require", "--import", "--loader", "--input-type")),
+    "nodejs": Interpreter("ep", "rC", ("--eval", "--print"), ("--require", "--import", "--loader", "--input-type")),
+    "deno": Interpreter(verbs=frozenset({"eval"})),
+    "bun": Interpreter("ep", "r", ("--eval", "--print"), ("--preload",)),
+    "php": Interpreter("rBRE", "dcfzSt", ("--run", "--process-code", "--process-begin")),
+    "lua": Interpreter("e", "l"),
+    "luajit": Interpreter("e", "lj"),
+    "Rscript": Interpreter("e", "", ("--expression",)),
+    "R": Interpreter("e", "f", ("--expression",)),
+    "julia": Interpreter("eE", "LpHJ", ("--eval", "--print")),
+    "osascript": Interpreter("e", "l"),
+    "pwsh": Interpreter("", "", ("-c", "-command", "-Command", "-e", "-ec", "-EncodedCommand", "-CommandWithArgs")),
+    "powershell": Interpreter("", "", ("-c", "-command", "-Command", "-e", "-ec", "-EncodedCommand")),
+    "tclsh": Interpreter(),
+    "expect": Interpreter("c", "bf"),
+    "guile": Interpreter("c", "lL"),
+    "groovy": Interpreter("e", "cD"),
+    "elixir": Interpreter("e", "r", ("--eval", "--rpc-eval")),
+    "erl": Interpreter("", "", ("-eval",)),
+    "ghc": Interpreter("e"),
+    "sbcl": Interpreter("", "", ("--eval",), ("--load",)),
+    "emacs": Interpreter("", "", ("--eval", "-eval", "--execute"), ("-l", "--load", "-f")),
+    "scala": Interpreter("e"),
+    "racket": Interpreter("e", "lptfr", ("--eval",)),
+    "jshell": Interpreter(),
+    "mongo": Interpreter("", "", ("--eval",), ("--host", "--port", "-u", "-p")),
+    "mongosh": Interpreter("", "", ("--eval",), ("--host", "--port", "-u", "-p")),
+    "irb": Interpreter("", "r"),
+    "ipython": Interpreter("c"),
+}
+INTERPRETERS: Final = frozenset(_INTERPRETERS)
+
+
+def is_interpreter(program: str) -> bool:
+    """Tell whether a program runs code of a language, in any of its versions."""
+    return family_of(program) in _INTERPRETERS
+
+
+def code_risk(code: str) -> Iterator[Found]:
+    """Look at the texts in code as if they were run."""
+    texts = [found[1] or found[2] or found[3] or "" for found in islice(_LITERAL.finditer(code), _MOST_LITERALS)]
+    if _DELETING.search(code) and any(is_root(text) for text in texts if text.startswith(("/", "~"))):
+        yield "CRITICAL", "code that deletes a home or a system"
+    yield Mentions(tuple(text for text in texts if text))
+
+
+def interpreter_risk(command: Command) -> Iterator[Found]:
+    """Judge an interpreter by where its code comes from: its words, its input, a file."""
+    program, words = command.program, list(command.argv[1:])
+    interpreter = _INTERPRETERS[family_of(program)]
+    codes, rest, module = _walk(interpreter, words)
+    for code in codes:
+        yield "HIGH", f"{program} runs code that was not looked at"
+        yield from code_risk(code)
+    if codes:
+        return
+    if module:
+        yield from _module(module, rest)
+    elif rest and rest[0] not in _STANDARD_INPUT and rest[0] != "/dev/fd/63" and "$" not in rest[0]:
+        yield "MEDIUM", f"{program} runs a file that was not looked at"
+    else:
+        yield from source_risk(command, rest[:1])
+        if command.input:
+            yield from code_risk(command.input)
+
+
+def _walk(interpreter: Interpreter, words: Sequence[str]) -> tuple[list[str], list[str], str]:
+    """Walk over options: return the code among them, the words after them, and the module that is run."""
+    codes: list[str] = []
+    at = 0
+    while at < len(words) and words[at].startswith("-") and len(words[at]) > 1:
+        word = words[at]
+        name, equals, value = word.partition("=")
+        following = words[at + 1] if at + 1 < len(words) else ""
+        at += 1
+        if name in interpreter.names:
+            codes.append(value if equals else following)
+            at += not equals
+        elif name in interpreter.takes:
+            at += not equals
+        elif not word.startswith("--"):
+            for index, letter in enumerate(word[1:], 2):
+                if letter in interpreter.code:
+                    codes.append(word[index:] or following)
+                    at += not word[index:]
+                    break
+                if letter in interpreter.valued:
+                    at += not word[index:]
+                    if letter == "m":
+                        return codes, list(words[at:]), word[index:] or following
+                    break
+    rest = list(words[at:])
+    if rest and rest[0] in interpreter.verbs:
+        codes.append(" ".join(rest[1:]))
+    return codes, rest, ""
+
+
+def _module(module: str, rest: Sequence[str]) -> Iterator[Found]:
+    match module:
+        case "pip" | "pipx" | "uv":
+            yield Runs((module, *rest))
+        case "timeit" | "code" | "pdb" | "cProfile" | "profile" | "trace" | "runpy" if rest:
+            yield "HIGH", f"{module} runs code that was not looked at"
+        case "http.server" | "smtpd":
+            yield "HIGH", "files are given to whoever asks"
+        case _:
+            yield "MEDIUM", f"the module {module} is run"
+
+
+def source_risk(command: Command, script: Sequence[str]) -> Iterator[Found]:
+    """Judge code that comes through a pipe, a here-document, or a process that stands for a file."""
+    from_process = {*script, *command.reads} & {"/dev/fd/63"}
+    feeds: tuple[Feed, ...] = command.given if from_process else (command.feed,) if command.feed else ()
+    if any(feed.fetched for feed in (*feeds, *command.built)):
+        yield "CRITICAL", f"{command.program} runs what was fetched"
+    elif feeds or command.is_fed or script:
+        names = ", ".join(name for feed in feeds for name in feed.programs if name)
+        yield "HIGH", f"{command.program} runs what {names or 'the line'} writes"
+    else:
+        yield "MEDIUM", f"{command.program} is started"
+
+
+def shell_risk(command: Command) -> Iterator[Found]:
+    """Judge a shell; what it runs of itself is judged apart."""
+    code, rest = shell_code(command.argv)
+    if any(True for _ in values_of(command.argv[1:], "--rcfile", "--init-file")):
+        yield "HIGH", f"{command.program} runs a file first"
+    if code is not None:
+        return
+    if rest and rest[0] not in _STANDARD_INPUT and rest[0] != "/dev/fd/63" and "$" not in rest[0]:
+        yield "MEDIUM", f"{command.program} runs a file that was not looked at"
+    else:
+        yield from source_risk(command, rest[:1])
+
+
+def _sourced(command: Command) -> Iterator[Found]:
+    """Judge `.` and `source`: a file whose lines are run here."""
+    script = list(command.argv[1:2])
+    if script and script[0].endswith("/bin/activate"):
+        yield "MEDIUM", "a virtual environment is entered"
+        return
+    yield "HIGH", "lines of a file are run that were not looked at"
+    if script and (script[0] in _STANDARD_INPUT or script[0] == "/dev/fd/63"):
+        yield from source_risk(command, script)
+        for feed in command.given:
+            yield Runs(feed.text or "")
+        yield Runs(command.input or "")
+
+
+_SED_ADDRESS: Final = re.compile(
+    r"[\s;]*(?:\d+(?:~\d+)?|\$|/(?:[^/\\\n]|\\.)*/[IM]*|\\(.)(?:(?!\1)[^\\\n]|\\.)*\1[IM]*|[,+~!\s\d]+)*"
+)
+_SED_PLAIN: Final = frozenset("=dDgGhHlnNpPqQxzFv{}L")
+
+
+def sed_commands(script: str) -> Iterator[tuple[str, str]]:
+    """Read a script of sed: those commands that run something or write a file, and `?` for what cannot be read."""
+    at = 0
+    while at < len(script):
+        address = _SED_ADDRESS.match(script, at)
+        at = address.end() if address else at
+        if at >= len(script):
+            return
+        letter = script[at]
+        at += 1
+        end = script.find("\n", at)
+        end = len(script) if end < 0 else end
+        if letter in _SED_PLAIN:
+            continue
+        if letter in "#:btTaicrR":
+            at = end
+            if letter in "btT":
+                at = min((found for found in (script.find(";", at), script.find("}", at)) if found >= 0), default=end)
+        elif letter in "eWw":
+            yield letter, script[at:end].strip()
+            at = end
+        elif letter in "sy":
+            at, flags = _sed_substitution(script, at)
+            if at < 0:
+                yield "?", ""
+                return
+            if letter == "s" and "e" in flags.split("w")[0]:
+                yield "e", ""
+            if letter == "s" and "w" in flags:
+                yield "w", flags.partition("w")[2].strip()
+        else:
+            yield "?", ""
+            return
+
+
+def _sed_substitution(script: str, at: int) -> tuple[int, str]:
+    """Step over `/this/that/`, and return the flags behind it."""
+    if at >= len(script):
+        return -1, ""
+    sign, seen = script[at], 1
+    at += 1
+    while at < len(script) and seen < len("abc"):
+        if script[at] == "\\":
+            at += 1
+        elif script[at] == sign:
+            seen += 1
+        at += 1
+    if seen < len("abc"):
+        return -1, ""
+    flags = re.compile(r"[gpiImMe\d]*(?:w[^\n]*)?").match(script, at)
+    return (flags.end(), flags[0]) if flags else (at, "")
+
+
+def _sed(command: Command) -> Iterator[Found]:
+    words = command.argv[1:]
+    scripts = list(values_of(words, "-e", "--expression"))
+    files = operands(words)
+    if not scripts and not has(words, "f", "--file"):
+        scripts, files = files[:1], files[1:]
+    for script in scripts:
+        for letter, what in sed_commands(script):
+            if letter in "wW":
+                yield from path_risk(what, "write")
+                continue
+            yield "HIGH", "sed runs what it is given" if letter == "e" else "a script of sed that cannot be read"
+            yield Runs(what)
+    for script in values_of(words, "-f", "--file"):
+        if command.is_fed or script in _STANDARD_INPUT or script == "/dev/fd/63":
+            yield from source_risk(command, [script])
+    if has(words, "i", "--in-place"):
+        for path in files:
+            yield from path_risk(path, "write")
+
+
+_AWK_PART: Final = re.compile(
+    r"\"(?:[^\"\\\n]|\\.)*\"|(?:^|(?<=[(,{;!~&|=\n]))\s*/(?:[^/\\\n]|\\.)+/|\|\||\w+|[^\w\s]", re.MULTILINE
+)
+
+
+def _awk(command: Command) -> Iterator[Found]:
+    words = command.argv[1:]
+    programs = list(values_of(words, "-e", "--source"))
+    if not programs and not has(words, "f", "--file"):
+        programs = _awk_operands(words)[:1]
+    for program in programs:
+        parts = [part.strip() for part in _AWK_PART.findall(program)]
+        if {"system", "|", "getline", "@"} & set(parts):
+            yield "HIGH", "awk runs programs"
+            yield from code_risk(program)
+        for at, part in enumerate(parts):
+            if part == ">" and at + 1 < len(parts) and parts[at + 1].startswith('"'):
+                yield from path_risk(parts[at + 1].strip('"'), "write")
+    for script in values_of(words, "-f", "--file"):
+        if command.is_fed and script in _STANDARD_INPUT:
+            yield from source_risk(command, [script])
+        yield "MEDIUM", "awk runs a file that was not looked at"
+
+
+def _awk_operands(words: Sequence[str]) -> list[str]:
+    """List the operands of awk, whose `-F` and `-v` have a value."""
+    found: list[str] = []
+    skip = False
+    for word in words:
+        if skip or (word.startswith("-") and len(word) > 1 and not found):
+            skip = not skip and word in {"-F", "-v", "--assign", "--field-separator", "-i", "-l"}
+        else:
+            found.append(word)
+    return found
+
+
+_JOINED_COMMAND: Final = re.compile(r"-[a-zA-Z]+c")
+
+
+def _editor(command: Command) -> Iterator[Found]:
+    words = command.argv[1:]
+    lines = [*values_of(words, "-c", "--cmd", "-S"), *(word[1:] for word in words if word.startswith("+"))]
+    lines += [words[at + 1] for at, word in enumerate(words[:-1]) if _JOINED_COMMAND.fullmatch(word)]
+    for line in lines:
+        if not line.strip().isdigit() and line:
+            yield "HIGH", f"{command.program} is given commands"
+            yield Runs(line.partition("!")[2])
+            yield from code_risk(line)
+    if command.is_fed:
+        yield from source_risk(command, [])
+        for line in (command.input or "").splitlines()[:100]:
+            yield Runs(line.partition("!")[2])
+    yield "MEDIUM", "a file is edited"
+    for path in operands(words):
+        yield from path_risk(path, "write")
+
+
+_SHELL_OF_DEBUGGER: Final = re.compile(r"\s*(?:shell|!|pipe|make|platform shell)\s*(.*)")
+
+
+def _debugger(command: Command) -> Iterator[Found]:
+    words = command.argv[1:]
+    lines = list(
+        values_of(words, "-ex", "--ex", "-iex", "--eval-command", "--init-eval-command", "-o", "--one-line", "-O")
+    )
+    for line in lines:
+        yield "HIGH", f"{command.program} is given commands"
+        found = _SHELL_OF_DEBUGGER.match(line)
+        yield Runs(found[1] if found else "")
+        yield from code_risk(line)
+    for _ in values_of(words, "-x", "--command", "-s", "--source"):
+        yield "HIGH", f"{command.program} is given commands"
+    for at, word in enumerate(words):
+        if word in {"--args", "-args", "--"}:
+            yield Runs(tuple(words[at + 1 :]))
+            break
+    yield "MEDIUM", "a program is looked into"
+
+
+_MAKE_RUNS: Final = re.compile(r"\$[({]shell\s+([^)}]*)")
+
+
+def _make(command: Command) -> Iterator[Found]:
+    words = command.argv[1:]
+    for path in values_of(words, "-f", "--file", "--makefile"):
+        yield "HIGH", f"make runs what {path} says"
+        if path in _STANDARD_INPUT:
+            yield from source_risk(command, [path])
+    for line in values_of(words, "--eval"):
+        yield "HIGH", "make is given rules"
+        yield Mentions(tuple(_MAKE_RUNS.findall(line)) or (line,))
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and (name in {"SHELL", ".SHELLFLAGS", "MAKEFLAGS", "MAKE"} or _MAKE_RUNS.search(value)):
+            yield "HIGH", f"make is told to run a program by {name}"
+            yield Mentions((value, *_MAKE_RUNS.findall(value)))
+    yield "MEDIUM", "make runs what the folder says"
+
+
+def _held_line(command: Command) -> Iterator[Found]:
+    """Judge `trap` and `alias`, which keep a line for later."""
+    for word in operands(command.argv[1:]):
+        line = word.partition("=")[2] if command.program == "alias" else word
+        if line:
+            yield Runs(line)
+        if command.program == "trap":
+            return
+
+
+def _evaluated(command: Command) -> Iterator[Found]:
+    if any(feed.fetched for feed in command.built):
+        yield "CRITICAL", "eval runs what was fetched"
+    elif command.built or any("$" in word for word in command.argv[1:]):
+        yield "HIGH", "eval runs what is only known while it runs"
+
+
+CODE: Final[Mapping[str, Judge]] = {
+    **dict.fromkeys((".", "source"), _sourced),
+    **dict.fromkeys(("sed", "gsed", "ssed"), _sed),
+    **dict.fromkeys(("awk", "gawk", "mawk", "nawk", "original-awk"), _awk),
+    **dict.fromkeys(("vim", "vi", "nvim", "ex", "view", "vimdiff", "rvim", "ed", "red", "nano", "micro"), _editor),
+    **dict.fromkeys(("gdb", "lldb", "cgdb"), _debugger),
+    **dict.fromkeys(("make", "gmake", "remake"), _make),
+    **dict.fromkeys(("trap", "alias"), _held_line),
+    "eval": _evaluated,
+}
