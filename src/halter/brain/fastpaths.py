@@ -158,7 +158,9 @@ _GREETING: Final = re.compile(
     r"|(?:please|pls|plz|kindly|just),?\s+"
 )
 _REQUEST: Final = re.compile(r"(?:can|could|would|will) you(?: please| pls| kindly)?\s+(?!need\b)")
-_ENDING: Final = re.compile(r"[\s,]+(?:please|pls|plz|thanks|thank you|thx|for me please)$|[\s.!?\u2026,;:]+$")
+_ENDING: Final = re.compile(
+    r"[\s,]+(?:please|pls|plz|thanks|thank you|thx|for me please)$|[\s.!?\u2026,;:\u3002\uff01\uff1f\uff0c]+$"
+)
 _CONTRACTIONS: Final = (
     (re.compile(r"\b(what|who|how|where|when|that|it|there)'s\b"), r"\1 is"),
     (re.compile(r"\bwhats\b"), "what is"),

@@ -43,6 +43,34 @@ _FINITE: Final = _words(
     needed means meets met sits finishes finished wakes woke sleeps due gets got
     """
 )
+_NEGATIONS: Final = _words(
+    """
+    not never don't dont doesn't didn't won't cannot can't couldn't shouldn't wouldn't mustn't no-longer neither nor
+    nobody nothing
+    """
+)
+"""Words that turn an imperative into something that nobody is told to do."""
+_PAST: Final = _words(
+    "yesterday ago earlier previously formerly was were had did happened occurred failed crashed last past previous"
+)
+_DESCRIBING: Final = _words(
+    """
+    analyse analyze assess audit compare describe evaluate examine explain extract find inspect investigate list
+    outline paraphrase plot query rank read recap research retrieve review rewrite search show summarise summarize
+    tabulate transcribe translate
+    """
+)
+"""Verbs that look back as often as not: `summarise the outage at 14:00` names the outage, not the hour of the work."""
+_SPEAKING: Final = _words(
+    "say repeat spell pronounce translate define type echo quote print read write explain describe"
+)
+_MENTIONED: Final = _words(
+    """
+    word words phrase term title name called named spelled letters text string sentence caption label heading
+    expression keyword line me adverb adjective
+    """
+)
+"""Words after which a time is only mentioned: `write the word hourly`."""
 _SUBJECTS: Final = _words("you i we they he she")
 """Who stands behind a verb in a question: `do you check the mail every day`."""
 _CLAUSES: Final = _words(
@@ -71,7 +99,14 @@ _ARRANGING: Final = _words(
 _EVENTS: Final = _words(
     """
     meeting appointment call flight dinner lunch breakfast party event session interview deadline conference class
-    game match train concert film movie show webinar date demo
+    game match train concert film movie show webinar date demo outage incident incidents error errors alert alerts
+    deploy deploys deployment release rollback crash crashes failure failures spike spikes peak dip surge drop log
+    logs entry entries event events standup stand-up sync review talk launch launches backup backups build builds
+    run runs job jobs restart reboot upgrade migration maintenance window shift slot transaction transactions payment
+    order orders login logins request requests commit commits snapshot reading readings measurement temperature
+    price prices value values state traffic attack exam race sunset sunrise storm earthquake broadcast episode photo
+    picture video recording screenshot record records timestamp quote candle trade trades bug issue ticket tickets
+    problem problems downtime breach change changes anomaly anomalies warning warnings exception exceptions
     """
 )
 """Things that have a moment of their own: `write to Bob about the meeting tomorrow at 9`."""
@@ -85,9 +120,37 @@ _POLITE: Final = re.compile(
 _THANKS: Final = re.compile(
     r"(?:[\s,;:.!?\u2026-]+(?:please|pls|plz|thanks|thank you|thx))?[\s,;:.!?\u2026-]*$", re.IGNORECASE
 )
+_QUESTION: Final = re.compile(
+    r"[?\uff1f][\s,;:.!?)\"'\u2026\u200b-]*(?:please|pls|plz|thanks|thank you|thx)?[\s,;:.!?)\"'\u2026\u200b-]*$",
+    re.IGNORECASE,
+)
 _REQUEST: Final = re.compile(r"(?:can|could|would|will) you\b", re.IGNORECASE)
+_UNSEEN: Final = "".join(
+    chr(code)
+    for code in (
+        *range(0x21),
+        *range(0x7F, 0xA1),
+        0xAD,
+        0x180E,
+        *range(0x2000, 0x2010),
+        *range(0x2028, 0x2030),
+        *range(0x205F, 0x2070),
+        0x3000,
+        0xFEFF,
+    )
+)
 _FAR: Final = 200
 """How many characters of politeness are taken away at most."""
+
+
+def trimmed(text: str) -> str:
+    """Take away what stands around a message without being one: line ends, spaces, signs that nobody sees."""
+    return text.strip(_UNSEEN)
+
+
+def negates(words: Sequence[str]) -> bool:
+    """Tell whether somebody is told not to do something."""
+    return any(word in _NEGATIONS or word.endswith("n't") for word in words)
 
 
 def without_politeness(text: str) -> str:
@@ -106,7 +169,7 @@ def without_thanks(text: str) -> str:
 
 def asks(text: str) -> bool:
     """Tell whether it is a question, and no request in the form of one."""
-    return text.rstrip().endswith("?") and _REQUEST.search(text[:_FAR]) is None
+    return _QUESTION.search(text[-_FAR:]) is not None and _REQUEST.search(text[:_FAR]) is None
 
 
 def commands(words: Sequence[str]) -> bool:
@@ -115,14 +178,18 @@ def commands(words: Sequence[str]) -> bool:
         words = words[1:]
     if not words or words[0] not in _VERBS:
         return False
-    return len(words) == 1 or words[1] not in _FINITE | _SUBJECTS
+    return len(words) == 1 or words[1] not in _FINITE | _SUBJECTS | _NEGATIONS
 
 
 def owns_its_end(words: list[str], *, once: bool) -> bool:
     """Tell whether a time at the end belongs to the verb at the beginning, and to nothing in between."""
     if not words:
         return False
-    if words[-1] in _LEADING | _FINITE or any(word.endswith(":") for word in words[:-1]):
+    if words[-1] in _LEADING | _FINITE or any(word.endswith(":") for word in words) or negates(words):
+        return False
+    if (words[-1] in _MENTIONED and words[0] in _SPEAKING) or (len(words) == 1 and words[0] in _SPEAKING):
+        return False
+    if once and (words[0] in _DESCRIBING or not _PAST.isdisjoint(words)):
         return False
     if once and (words[0] in _ARRANGING or (words[-1] in _EVENTS and words[0] != "remind")):
         return False
@@ -131,4 +198,4 @@ def owns_its_end(words: list[str], *, once: bool) -> bool:
     if not any(word.rstrip(",") in _CLAUSES for word in words[1:]):
         return True
     looking = words[:2] == ["make", "sure"] if words[0] == "make" else words[0] in _LOOKING
-    return looking and words[-1] not in _VERBS
+    return looking and words[-1] not in _VERBS and (not once or words[0] == "remind")

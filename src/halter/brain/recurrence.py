@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from halter.brain.imperative import asks, commands, owns_its_end, without_politeness, without_thanks
+from halter.brain.imperative import asks, commands, negates, owns_its_end, without_politeness, without_thanks
 from halter.brain.occasion import moment_said
 from halter.brain.recurring import repeated
 from halter.brain.saidtime import spoken
@@ -21,7 +21,11 @@ FARTHEST: Final = 500
 MOST_WORDS: Final = 16
 """How many words a phrase has at most."""
 
+_IMPERATIVE: Final = 4
+"""How many words of a prompt are looked at for a negation: what follows may well say what not to do."""
 _WORD: Final = re.compile(r"\S+")
+_SINGLE: Final = re.compile(r"(?:^|\s)'[^']*$")
+_QUOTES: Final = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u00ab", "\u00bb"), ("\u2039", "\u203a"), ("(", ")"))
 _QUALIFIED: Final = re.compile(
     r"(?:between|from|until|till|except|starting|beginning|unless|but not|around|before|after|roughly|approximately"
     r"|for (?:the next )?\d+)\b"
@@ -88,7 +92,7 @@ def _read(cut: _Cut, now: int, timezone: str) -> "When | Unclear | _Elsewhere | 
     """Read one phrase, if what is left beside it is an imperative that it can belong to."""
     rest = without_thanks(without_politeness(cut.rest.strip(" \t\r\n,;:-\u2013\u2014")))
     words = [word.text for word in _words(rest[:FARTHEST])]
-    if not commands(words):
+    if not commands(words) or negates(words[:_IMPERATIVE]):
         return None
     timing, recurring = _timing(cut.phrase, now, timezone, dated=words[0] == "remind")
     if timing is None:
@@ -184,7 +188,9 @@ def _tails(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
 def _quoted(text: str, place: int) -> bool:
     """Tell whether a quotation is open at a place."""
     before = text[:place]
-    return bool(before.count('"') % 2 or before.count("`") % 2) or before.count("\u201c") > before.count("\u201d")
+    if any(before.count(sign) % 2 for sign in ('"', "`", "''")) or _SINGLE.search(before):
+        return True
+    return any(before.count(left) > before.count(right) for left, right in _QUOTES)
 
 
 def _middles(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:

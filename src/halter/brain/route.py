@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from halter.brain.fastpaths import Detail, FastPath, Plain, Surroundings, addressed, fast_path, same_name
-from halter.brain.imperative import asks, commands, without_politeness, without_thanks
+from halter.brain.fastpaths import LONGEST, Detail, FastPath, Plain, Surroundings, addressed, fast_path, same_name
+from halter.brain.imperative import asks, commands, trimmed, without_politeness, without_thanks
 from halter.brain.recurrence import Unclear, When, read_when
 from halter.core.schedules import Timing, explained
 
@@ -76,7 +76,8 @@ class Routed(msgspec.Struct, frozen=True):
 
 def route(text: str, surroundings: Surroundings) -> Routed:
     """Decide where a message goes; any text will do, and the same text always goes the same way."""
-    found = fast_path(text, surroundings)
+    short, text = len(text) <= LONGEST, trimmed(text)
+    found = fast_path(text, surroundings) if short else None
     if found is not None:
         path, details = found
         return Routed(path, None, f"The whole message is a sentence of the fast path {path}.", details)
