@@ -231,3 +231,11 @@ def test_several_findings_about_one_thing_are_told_by_the_worst() -> None:
     assert worst("x", [fine("a", "A."), look("b", "B."), problem("c", "C.")]) == problem("x", "B. C.")
     assert worst("x", [fine("a", "A."), look("b", "B.")]) == look("x", "B.")
     assert worst("x", [fine("a", "A."), fine("b", "B.")]) == fine("x", "A. B.")
+
+
+@pytest.mark.parametrize("root", [".", "..", "/", "../config"])
+def test_a_root_from_which_an_agent_could_change_what_it_may_do_is_a_problem(doctor: Doctor, root: str) -> None:
+    folder = doctor.agent("clerk", f"tools: {{files: {{root: {root}}}}}\n")
+    found = doctor.looks(folder)
+    assert (found["code"], found["clerk roots"][0]) == (1, "problem")
+    assert f"agent.yaml line 2: `tools.files.root` is `{root}`, which holds" in found["clerk roots"][1]

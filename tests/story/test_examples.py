@@ -79,8 +79,8 @@ def test_what_cannot_be_gone_on_with_is_said_at_once(tmp_path: Path) -> None:
     look = ("play", str(tmp_path / "look.yaml"), "--agent", str(clerk))
     person.types(*look)
     other = tmp_path / "other"
-    other.mkdir()
-    (other / "agent.yaml").write_text("name: other\ntools: {files: {root: .}}\n")
+    (other / "desk").mkdir(parents=True)
+    (other / "agent.yaml").write_text("name: other\ntools: {files: {root: desk}}\n")
     (tmp_path / "wrong.yaml").write_text("- {call: lst_folder}\n")
     (session,) = person.looks("sessions")
     for words, code, sentence in (

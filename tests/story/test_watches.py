@@ -108,14 +108,14 @@ def test_what_lies_there_at_the_beginning_is_left_alone_wherever_the_first_start
 WRITES = """
 - finds: 'The document is order.txt'
   unless: wrote
-  calls: [{tool: write_file, arguments: {path: inbox/answer.txt, text: "wrote this myself"}}]
+  calls: [{tool: write_file, arguments: {path: answer.txt, text: "wrote this myself"}}]
 - {repeat: true, text: That is done.}
 """
 
 
 async def test_what_an_agent_writes_itself_starts_nothing(world: World, tmp_path: Path) -> None:
     office = Office(world, tmp_path, "mode: FULL\n")
-    office.reviewer(watch(), WRITES, head=f"{WORK}mode: FULL\ntools: {{files: {{root: .}}}}\n")
+    office.reviewer(watch(), WRITES, head=f"{WORK}mode: FULL\ntools: {{files: {{root: inbox}}}}\n")
     office.drop("order.txt", "please answer")
     office.start(tmp_path / "clerk")
     await world.advance(2 * MINUTE)

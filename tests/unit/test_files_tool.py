@@ -66,12 +66,12 @@ async def test_what_is_written_is_read_listed_found_and_deleted(desk: Desk) -> N
     assert list(desk.root.iterdir()) == []
 
 
-async def test_replacing_a_file_keeps_who_may_use_it_and_leaves_nothing_else(desk: Desk) -> None:
+async def test_replacing_a_file_keeps_who_may_read_it_but_never_that_it_can_be_run(desk: Desk) -> None:
     script = desk.root / "run"
     script.write_text("old")
     script.chmod(0o750)
     await desk.do("write_file", path="run", text="new")
-    assert stat.S_IMODE(script.stat().st_mode) == 0o750
+    assert stat.S_IMODE(script.stat().st_mode) == 0o640
     assert [each.name for each in desk.root.iterdir()] == ["run"]
 
 

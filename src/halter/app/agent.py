@@ -2,8 +2,8 @@
 
 import importlib.util
 import sys
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from halter.app.opened import App
 from halter.app.pacing import against_pacing
+from halter.app.protected import Protects, demand_unwritten, hold, protected_for, refuses
 from halter.app.shelves import Library
 from halter.config.agent import read_agent
 from halter.config.definition import definition_digest
@@ -22,6 +23,7 @@ from halter.config.mcp import MCP_FILE, read_servers
 from halter.config.mind import Read, read_mind
 from halter.config.playbook import read_playbook
 from halter.config.resolve import against_tools, resolve
+from halter.config.roots import against_protected, writable
 from halter.config.skills import read_skills
 from halter.config.trust import Trust, folder_digest
 from halter.core.errors import ConfigError
@@ -30,6 +32,7 @@ from halter.core.ids import FLEET
 from halter.core.mind import Mind
 from halter.core.playbook import Playbook
 from halter.core.ports import Draft, Query, Write
+from halter.core.protected import Refuses, Writable, unrefused
 from halter.core.rows import PinRow
 from halter.core.servers import quarantined
 from halter.core.spec import Resolved
@@ -63,7 +66,7 @@ class Assembled:
     """An agent that is ready to work. `left_out` says which tools of its servers cannot be used, and why.
 
     `read` is how it thinks and paces itself; one that has no model can only play. `folder` is the digest of its folder
-    as it was read, and `place` where it lies.
+    as it was read, and `place` where it lies. `refuses` tells which files it may not read.
     """
 
     policy: Resolved
@@ -77,6 +80,7 @@ class Assembled:
     playbooks: Mapping[str, Playbook] = field(default_factory=dict[str, Playbook])
     folder: str = ""
     place: Path | None = None
+    refuses: Refuses = unrefused
 
     def standing(self, session: str, trigger: str = "") -> Standing:
         """Tell where a session of this agent stands at its beginning."""
@@ -94,16 +98,25 @@ class Assembled:
 
 
 @asynccontextmanager
-async def assembled(app: App, folder: Path) -> AsyncGenerator[Assembled]:
-    """Read an agent's folder, and start the servers that it names. Its code runs only if a person trusted it."""
+async def assembled(app: App, folder: Path, *, protects: Protects = protected_for) -> AsyncGenerator[Assembled]:
+    """Read an agent's folder, and start the servers that it names. Its code runs only if a person trusted it.
+
+    `protects` says what its tools must not reach.
+    """
     fleet = Fleet() if app.settings.fleet is None else read_fleet(app.settings.fleet)
     agent = read_agent(folder)
     policy, read = resolve(fleet, agent), read_mind(fleet, agent, folder)
+    protected = protects(app.settings, agent, folder)
+    against_protected(agent, folder, protected)
+    demand_unwritten([folder, *([app.settings.fleet] if app.settings.fleet else [])], app.writable)
     demand_trusted(app.settings, folder)
     secrets = from_environment(app.environ)
     async with AsyncExitStack() as stack:
+        roots = writable(folder, agent.spec)
+        stack.enter_context(_listed(app.writable, roots))
         offer = await stack.enter_async_context(_served(app, folder, policy, secrets))
         tools = unique([*built_in(policy, folder), *own_tools(policy, folder), *offer.tools])
+        hold(tools.values(), protected)
         against_tools(policy, agent, (*(tool.spec for tool in tools.values()), *verb_specs()))
         against_pacing(policy, read.pacing, agent, tools.values())
         waiting = await _pinned(app, policy.name, [tool.spec for tool in offer.tools])
@@ -114,12 +127,23 @@ async def assembled(app: App, folder: Path) -> AsyncGenerator[Assembled]:
             waiting,
             offer.left_out,
             read,
-            library=Library(app.patient(), folder),
+            library=Library(app.patient(), folder, refuses(protected, roots)),
+            refuses=refuses(protected, roots),
             skills=read_skills(folder),
             playbooks=playbooks_of(folder, read.tasks),
             folder=definition_digest(folder),
             place=folder,
         )
+
+
+@contextmanager
+def _listed(loaded: list[Writable], agent: Writable) -> Generator[None]:
+    """Have it known, as long as an agent is loaded, where its tools can write."""
+    loaded.append(agent)
+    try:
+        yield
+    finally:
+        loaded.remove(agent)
 
 
 def playbooks_of(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:

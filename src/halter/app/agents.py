@@ -26,6 +26,7 @@ import msgspec
 from halter.app.agent import Assembled, assembled, unique
 from halter.app.pacing import against_pacing
 from halter.app.program import Held, Program, ProgramOptions, document, secrets_of
+from halter.app.protected import hold, protected_for
 from halter.app.result import Result, final_answer, result_of
 from halter.app.speaking import Speaking
 from halter.app.talking import attend, begin, reopen, say
@@ -237,6 +238,7 @@ class Agent(Program[Speaking]):
             read = replace(read, mind=mind)
         against_tools(resolved, agent, (*(tool.spec for tool in self._tools), *verb_specs()))
         against_pacing(resolved, read.pacing, agent, self._tools)
+        hold(self._tools, protected_for(self._settings, None, None))
         secrets = secrets_of(options, self._environ)
         return Assembled(resolved, unique(self._tools), secrets, read=read), given
 

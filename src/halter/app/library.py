@@ -27,6 +27,7 @@ from halter.app.budgets import current_budgets
 from halter.app.doors import gatehouse_for
 from halter.app.opened import App
 from halter.app.program import Program, ProgramOptions, secrets_of, spoken
+from halter.app.protected import hold, protected_for
 from halter.brain.running import Running
 from halter.config.mind import rates_of
 from halter.config.resolve import against_tools, resolve
@@ -167,6 +168,7 @@ class Guard(Program["_Opened"]):
         agent, fleet = spoken(self._agent, self._options)
         policy = resolve(fleet, agent)
         tools = unique(self._tools)
+        hold(self._tools, protected_for(self._settings, None, None))
         against_tools(policy, agent, (tool.spec for tool in self._tools))
         read = replace(UNTHINKING, mind=Mind(rates=rates_of(fleet)))
         return Assembled(policy, tools, secrets_of(self._options, self._environ), read=read)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.ids import Ids, SortableIds
+from halter.core.protected import Writable
 from halter.dispatch.clocks import StoreTime, steady
 from halter.guard.purse import Purse
 from halter.journal.patient import PatientStore, Trouble
@@ -24,7 +25,7 @@ LEASE: Final = 15 * SECOND
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """Everything that a face needs, ready to use."""
+    """Everything that a face needs, ready to use. `writable` are the roots of the agents that are loaded now."""
 
     settings: Settings
     clock: Clock
@@ -34,6 +35,7 @@ class App:
     purse: Purse
     environ: Mapping[str, str]
     trouble: Trouble = field(default_factory=Trouble)
+    writable: list[Writable] = field(default_factory=list[Writable])
 
     def patient(self) -> PatientStore:
         """Make a store that waits where this one is away. What is wrong then is known to all of them together."""

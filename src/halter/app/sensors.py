@@ -78,7 +78,7 @@ class Sensors:
             case "watch":
                 from halter.sensors.watch import watch
 
-                return watch(sensor, self._folder, self._clock)
+                return watch(sensor, self._folder, self._clock, self._speaking.agent.refuses)
             case "stream":
                 from halter.sensors.stream import stream
 

@@ -10,6 +10,7 @@ import msgspec
 from halter.core.folders import Seen
 from halter.core.library import Chunk, Extracted, Found, Unreadable
 from halter.core.ports import Store
+from halter.core.protected import Refuses, unrefused
 from halter.core.tasks import Collection
 from halter.core.text import one_line
 from halter.core.tools import Failed
@@ -32,9 +33,10 @@ class Known(msgspec.Struct, frozen=True):
 class Library:
     """Takes files in. What a file says is worked out once for each content, whoever asks."""
 
-    def __init__(self, store: Store, folder: Path) -> None:
+    def __init__(self, store: Store, folder: Path, refuses: Refuses = unrefused) -> None:
         self._store = store
         self._folder = folder
+        self._refuses = refuses
         self._known: dict[Path, Known] = {}
         self._taking = asyncio.Lock()
 
@@ -76,9 +78,9 @@ class Library:
         from halter.documents.extract import extract
         from halter.documents.shelf import file_digest, take
 
-        taken = await asyncio.to_thread(take, path)
+        taken = await asyncio.to_thread(take, path, refuses=self._refuses)
         if isinstance(taken, Unreadable):
-            digest = await asyncio.to_thread(file_digest, path)
+            digest = await asyncio.to_thread(file_digest, path, self._refuses)
             return Known(seen, "" if isinstance(digest, Unreadable) else digest, taken.sentence)
         if await self._store.indexed([taken.digest]):
             return Known(seen, taken.digest)

@@ -57,7 +57,7 @@ def look(folder: Path, pattern: str) -> Look | Unreadable:
         for entry in found:
             parts = (*above, entry.name)
             if entry.is_dir(follow_symlinks=False):
-                waiting += [parts] if _may_hold(parts, wanted) else []
+                waiting += [parts] if may_hold(parts, wanted) else []
             elif fits(parts, wanted) and (seen := _seen(entry.path, home)):
                 files["/".join(parts)] = seen
         if entries > MOST_ENTRIES or len(folders) + len(waiting) > MOST_FOLDERS:
@@ -86,13 +86,13 @@ def fits(parts: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], wanted[0]) and fits(parts[1:], wanted[1:])
 
 
-def _may_hold(folder: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+def may_hold(folder: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
     """Tell whether anything below a folder could fit."""
     if not wanted or not folder:
         return bool(wanted)
     if wanted[0] == "**":
         return True
-    return len(wanted) > 1 and fnmatchcase(folder[0], wanted[0]) and _may_hold(folder[1:], wanted[1:])
+    return len(wanted) > 1 and fnmatchcase(folder[0], wanted[0]) and may_hold(folder[1:], wanted[1:])
 
 
 def _seen(path: str, home: str) -> Seen | None:

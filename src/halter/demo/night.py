@@ -22,7 +22,7 @@ from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow, SpendRow
 from halter.demo.plain import Loop
 from halter.demo.provider import Provider, Served, price
-from halter.demo.scenes import Scene, handbook
+from halter.demo.scenes import DESK, Scene, handbook
 from halter.journal.checkpoints import Checkpointer
 from halter.settings import Settings
 from halter.testing.seedloop import START
@@ -70,12 +70,13 @@ def lived(scene: Scene, watch: Watch) -> Lived:
 async def _lived(scene: Scene, world: World, home: Path, watch: Watch) -> Lived:
     rates = price()
     without, within = (Provider(scene.script, rates, world.clock) for _ in range(2))
-    plain = Loop(without, world.clock, _furnished(scene, home / "without"))
+    desk = _furnished(scene, home / "without") / DESK
+    plain = Loop(without, world.clock, handbook(scene.handbook), desk)
     halter, folder = _up(world, home, Served(within)), _furnished(scene, home / "with")
     for each in (
         scene.without(plain),
         halter.run([folder]),
-        *(scene.meanwhile(place, world.clock) for place in (plain.folder, folder)),
+        *(scene.meanwhile(place, world.clock) for place in (desk, folder / DESK)),
     ):
         world.spawn(each)
     until = world.now + scene.span
@@ -92,7 +93,7 @@ def _furnished(scene: Scene, folder: Path) -> Path:
     folder.mkdir()
     (folder / "agent.yaml").write_text(scene.agent, "utf-8")
     (folder / "AGENTS.md").write_text(handbook(scene.handbook), "utf-8")
-    scene.furnish(folder)
+    scene.furnish(folder / DESK)
     return folder
 
 

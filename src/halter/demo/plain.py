@@ -47,11 +47,11 @@ TOOLS: Final = (
 class Loop:
     """A plain loop: it asks the model, makes the calls, and tells the model what came of them."""
 
-    def __init__(self, provider: Provider, clock: Clock, folder: Path) -> None:
+    def __init__(self, provider: Provider, clock: Clock, instructions: str, folder: Path) -> None:
         self.clock = clock
         self.folder = folder
         self._provider = provider
-        self._instructions = (folder / "AGENTS.md").read_text("utf-8")
+        self._instructions = instructions
 
     async def run(self, history: list[Message]) -> tuple[bool, int]:
         """Ask until there is an answer, or too much has failed or been spent; tell whether it is done, and its cost."""

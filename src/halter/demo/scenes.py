@@ -10,15 +10,18 @@ from halter.core.clock import HOUR, MINUTE, SECOND, Clock
 from halter.demo import plain, scripts
 from halter.demo.provider import MODEL, Script
 
+DESK: Final = "desk"
+"""Where the files lie that an agent works on, apart from those that it is made of."""
+
 SHARED: Final = f"""
 model: {MODEL}
 tools:
-  files: {{root: .}}"""
+  files: {{root: {DESK}}}"""
 
 BOOKKEEPER: Final = f"""name: bookkeeper{SHARED}
 watches:
   - name: invoices
-    path: inbox
+    path: desk/inbox
     prompt: An invoice has come in. Compare it with its scan, and book it.
     max_attempts: 3
 """
@@ -41,7 +44,7 @@ model: {MODEL}
 verbs: [emit_finding]
 watches:
   - name: reports
-    path: inbox
+    path: desk/inbox
     prompt: Write the report that is asked for.
     max_parallel: 20
     max_cost_usd_per_day: 1.00
@@ -95,7 +98,7 @@ def _requests(folder: Path) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, "utf-8")
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from halter.core.folders import Files, in_words, look
 from halter.core.library import Unreadable
+from halter.core.protected import Refuses, unrefused
 from halter.core.text import clean
 
 MOST_BYTES: Final = 50 * 1024 * 1024
@@ -35,10 +36,10 @@ def scan(folder: Path, pattern: str) -> Files | Unreadable:
     return found if isinstance(found, Unreadable) else found.files
 
 
-def take(path: Path, most: int = MOST_BYTES) -> Taken | Unreadable:
-    """Read a whole file, unless it is too large or is being written to meanwhile."""
+def take(path: Path, most: int = MOST_BYTES, refuses: Refuses = unrefused) -> Taken | Unreadable:
+    """Read a whole file, unless it is too large, is being written to meanwhile, or somebody refuses it."""
     try:
-        with _opened(path) as (file, size):
+        with _opened(path, refuses) as (file, size):
             if size > most:
                 return Unreadable(
                     f"{_name(path)} has {size:,} bytes, and a document may have {most:,}: split it, or leave it out."
@@ -51,10 +52,10 @@ def take(path: Path, most: int = MOST_BYTES) -> Taken | Unreadable:
     return Taken(data, digest)
 
 
-def file_digest(path: Path) -> str | Unreadable:
+def file_digest(path: Path, refuses: Refuses = unrefused) -> str | Unreadable:
     """Work out the digest of a file of any size, in little memory."""
     try:
-        with _opened(path) as (file, size):
+        with _opened(path, refuses) as (file, size):
             digest = _digest(file, size + 1)
             _refuse_other_bytes(path, digest, _digest(file, size + 1))
     except _Trouble as trouble:
@@ -63,12 +64,14 @@ def file_digest(path: Path) -> str | Unreadable:
 
 
 @contextmanager
-def _opened(path: Path) -> Generator[tuple[int, int]]:
+def _opened(path: Path, refuses: Refuses) -> Generator[tuple[int, int]]:
     """Open a plain file for one reading of all of it. What changes until it is closed was not read as it is."""
     try:
         # A pipe that nobody writes to would be waited for.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
+            if refuses(path, file):
+                raise _Trouble(f"{_name(path)} leads to what an agent may not read.")
             before = os.fstat(file)
             _refuse_other(path, before.st_mode)
             yield file, before.st_size

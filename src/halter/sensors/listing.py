@@ -10,6 +10,7 @@ from typing import Any, Final
 from halter.core import folders
 from halter.core.folders import Files, Look, in_words
 from halter.core.library import Unreadable
+from halter.core.protected import Refuses, unrefused
 from halter.core.sensing import SensorFailed
 from halter.core.text import clean
 
@@ -41,11 +42,13 @@ def folder_value(files: Files, changed: list[dict[str, str]]) -> dict[str, Any]:
     return {"files": listed, "changes": changed}
 
 
-def file_value(path: Path, shown: str) -> dict[str, Any]:
+def file_value(path: Path, shown: str, refuses: Refuses = unrefused) -> dict[str, Any]:
     """Say what a file is, and how it begins. Raises SensorFailed for what is there and cannot be read."""
     try:
         # A pipe that nobody writes to would be waited for.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            if refuses(path, file.fileno()):
+                raise SensorFailed(f"{shown} leads to what an agent may not read.")
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise SensorFailed(f"{shown} is no plain file.")

@@ -16,6 +16,7 @@ import msgspec
 
 from halter.core import pacing
 from halter.core.clock import Clock
+from halter.core.protected import Refuses, unrefused
 from halter.core.sensing import Reading, Sensor, SensorFailed
 from halter.sensors.listing import Files, changes, file_value, folder_value, look
 from halter.sensors.values import reading
@@ -33,9 +34,9 @@ ANYWAY: Final = 60
 Places = tuple[Path, ...]
 
 
-def watch(spec: pacing.Sensor, root: Path, clock: Clock) -> Sensor:
+def watch(spec: pacing.Sensor, root: Path, clock: Clock, refuses: Refuses = unrefused) -> Sensor:
     """Make a sensor that watches the file or folder of a spec, whose path is seen from `root`."""
-    return _Watch(spec, root, clock)
+    return _Watch(spec, root, clock, refuses)
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -46,7 +47,8 @@ class _Look(msgspec.Struct, frozen=True):
 
 
 class _Watch:
-    def __init__(self, spec: pacing.Sensor, root: Path, clock: Clock) -> None:
+    def __init__(self, spec: pacing.Sensor, root: Path, clock: Clock, refuses: Refuses) -> None:
+        self._refuses = refuses
         self.name = spec.name
         self.retry_after: int | None = None
         self._shown = spec.source.path if isinstance(spec.source.path, str) else "."
@@ -93,7 +95,7 @@ class _Watch:
         return _Look(seen.folders, None if nothing_new else self._value)
 
     def _file(self) -> _Look:
-        before, self._value = self._value, file_value(self._path, self._shown)
+        before, self._value = self._value, file_value(self._path, self._shown, self._refuses)
         return _Look((self._path.parent,), None if self._value == before else self._value)
 
 

@@ -1,7 +1,8 @@
 """Files below one folder. No path leads out of it, not even through a link that is put there at the last moment.
 
 Every part of a path is opened by itself, below the folder that was opened before it, and never through a link. So what
-is checked is what is used, and nothing can be exchanged in between.
+is checked is what is used, and nothing can be exchanged in between. Each folder on the way is compared with what the
+tools must not reach, at the moment at which it is open.
 """
 
 import errno
@@ -14,6 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from halter.core.errors import ConfigError
+from halter.core.protected import (
+    DEFINITION,
+    NOTHING,
+    OWN_NAMES,
+    ProtectedPaths,
+    Reach,
+    Sight,
+    identity_of,
+)
 from halter.core.tools import Failed
 from halter.tools.result import bytes_to_text
 from halter.tools.tool import FunctionTool, tool
@@ -22,6 +32,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Opening a pipe that nobody writes to would wait for ever; with this flag it does not.
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DEEPEST: Final = 64
+_MODE: Final = 0o666
 
 
 def files(
@@ -54,11 +65,11 @@ def files(
         return folder.delete(path)
 
     return (
-        tool(read_file, level="SAFE", effect="read", idempotent=True),
-        tool(list_folder, level="SAFE", effect="read", idempotent=True),
-        tool(find_files, level="SAFE", effect="read", idempotent=True),
-        tool(write_file, level="CONTROLLED", effect="write", idempotent=True, writes="text"),
-        tool(delete_file, level="RESTRICTED", effect="write"),
+        tool(read_file, level="SAFE", effect="read", idempotent=True).at(folder),
+        tool(list_folder, level="SAFE", effect="read", idempotent=True).at(folder),
+        tool(find_files, level="SAFE", effect="read", idempotent=True).at(folder),
+        tool(write_file, level="CONTROLLED", effect="write", idempotent=True, writes="text").at(folder),
+        tool(delete_file, level="RESTRICTED", effect="write").at(folder),
     )
 
 
@@ -68,12 +79,19 @@ class Folder:
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
             raise ConfigError(f"The root of the file tools, {root}, is no folder: make it, or name another one.")
-        self._root = root
+        self.root = root
+        self._protected = NOTHING
+
+    def protect(self, paths: ProtectedPaths) -> None:
+        """Reach none of these from now on, beside what is protected already."""
+        self._protected = self._protected.joined(paths)
 
     def read(self, path: str, offset: int, limit: int) -> str:
         """Return a file's text, or what part of it fits the limit."""
-        with self._parent(path) as (parent, name), _opened(name, _FILE, parent, path) as fd:
+        sight = self._protected.sight(reads=True)
+        with self._parent(path, sight) as (parent, name), _opened(name, _FILE, parent, path) as fd:
             size = _regular(fd, path)
+            _refuse(sight.of_file(identity_of(fd)), path)
             data = _read(fd, offset, limit)
         end = offset + len(data)
         more = f"\n[{size - end:,} more bytes: read on with offset={end}]" if end < size else ""
@@ -83,13 +101,15 @@ class Folder:
         """Replace a file as a whole: whoever reads it sees the old one or the new one, also after a power cut."""
         if len(data) > limit:
             raise Failed("TooLarge", f"{path} would have {len(data):,} bytes; at most {limit:,} are allowed.")
-        with self._parent(path, make=True) as (parent, name):
+        sight = self._protected.sight()
+        with self._parent(path, sight, make=True) as (parent, name):
+            _refuse_target(name, parent, path, sight)
             _replace(name, parent, data, _mode_of_replaced(name, parent, path))
         return f"Wrote {len(data):,} bytes to {path}."
 
     def entries(self, path: str, limit: int) -> list[dict[str, Any]]:
         """Return what a folder holds, by name."""
-        with self._folder(path) as fd, _telling(path):
+        with self._folder(path, self._protected.sight(reads=True)) as fd, _telling(path):
             with os.scandir(fd) as found:
                 names = sorted(each.name for each in found)
             shown = [_entry(name, fd) for name in names[:limit]]
@@ -101,7 +121,7 @@ class Folder:
         from fnmatch import fnmatchcase
 
         found: list[str] = []
-        with self._folder(path) as fd:
+        with self._folder(path, self._protected.sight(reads=True)) as fd:
             for below, _, names, _ in os.fwalk(".", dir_fd=fd, follow_symlinks=False):
                 found += [os.path.normpath(f"{path}/{below}/{each}") for each in names if fnmatchcase(each, pattern)]
                 if len(found) > limit:
@@ -110,7 +130,9 @@ class Folder:
 
     def delete(self, path: str) -> str:
         """Delete one thing; a link is deleted, and not what it leads to."""
-        with self._parent(path) as (parent, name), _telling(path):
+        sight = self._protected.sight()
+        with self._parent(path, sight) as (parent, name), _telling(path):
+            _refuse_target(name, parent, path, sight)
             if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 os.rmdir(name, dir_fd=parent)
             else:
@@ -118,29 +140,59 @@ class Folder:
         return f"Deleted {path}."
 
     @contextmanager
-    def _parent(self, path: str, *, make: bool = False) -> Generator[tuple[int, str]]:
+    def _parent(self, path: str, sight: Sight, *, make: bool = False) -> Generator[tuple[int, str]]:
         parts = parts_of(path)
         if not parts:
             raise Failed("BadPath", f"{path!r} is the root itself: name something below it.")
-        with self._walked(parts[:-1], path, make=make) as fd:
+        with self._walked(parts[:-1], path, sight, make=make) as fd:
             yield fd, parts[-1]
 
     @contextmanager
-    def _folder(self, path: str) -> Generator[int]:
-        with self._walked(parts_of(path), path, make=False) as fd:
+    def _folder(self, path: str, sight: Sight) -> Generator[int]:
+        with self._walked(parts_of(path), path, sight, make=False) as fd:
             yield fd
 
     @contextmanager
-    def _walked(self, parts: tuple[str, ...], path: str, *, make: bool) -> Generator[int]:
-        """Open folder after folder, each below the one before. The root itself may well be reached by a link."""
+    def _walked(self, parts: tuple[str, ...], path: str, sight: Sight, *, make: bool) -> Generator[int]:
+        """Open folder after folder, each below the one before. The root itself may well be reached by a link.
+
+        Where it leads is looked at once it is open, whatever it led to when the agent was loaded.
+        """
         with _telling(path):
-            fd = os.open(self._root, _FOLDER & ~os.O_NOFOLLOW)
+            fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
         try:
+            _refuse(sight.of_root(fd), path)
+            _refuse_agents(fd, path, sight)
             for part in parts:
                 fd = _stepped(fd, part, path, make=make)
+                _refuse(sight.of_folder(identity_of(fd)), path)
+                _refuse_agents(fd, path, sight)
             yield fd
         finally:
             os.close(fd)
+
+
+def _refuse(reach: Reach | None, path: str) -> None:
+    if reach is not None:
+        raise Failed("Protected", f"{path} leads to what no tool may reach: {reach.thing.what}.")
+
+
+def _refuse_agents(fd: int, path: str, sight: Sight) -> None:
+    """Refuse to write below a folder that is an agent's, whichever agent it is and since whenever it is one."""
+    if sight.reads:
+        return
+    with suppress(FileNotFoundError):
+        os.stat(DEFINITION, dir_fd=fd, follow_symlinks=False)
+        raise Failed("Protected", f"{path} leads into the folder of an agent, which no tool may change.")
+
+
+def _refuse_target(name: str, parent: int, path: str, sight: Sight) -> None:
+    """Refuse to write or to delete a file that makes a folder an agent's, or another name of what is protected."""
+    if name.casefold() in OWN_NAMES:
+        raise Failed("Protected", f"{path}: a file of this name is for people to write, and no tool may do so.")
+    with _telling(path), suppress(FileNotFoundError):
+        about = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        _refuse(sight.of_file((about.st_dev, about.st_ino)), path)
 
 
 def parts_of(path: str) -> tuple[str, ...]:
@@ -209,7 +261,7 @@ def _read(fd: int, offset: int, limit: int) -> bytes:
 
 
 def _mode_of_replaced(name: str, parent: int, path: str) -> int | None:
-    """Return who may use the file that will be replaced, so that they still may.
+    """Return who may read and write the file that will be replaced: what an agent wrote is never executable.
 
     A link would be replaced and not followed, but whoever named it meant something else.
     """
@@ -217,7 +269,7 @@ def _mode_of_replaced(name: str, parent: int, path: str) -> int | None:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode):
             raise Failed("NotAFile", f"{path} is a {_kind(mode)}, and only files are read and written.")
-        return stat.S_IMODE(mode) & 0o777
+        return stat.S_IMODE(mode) & _MODE
     return None
 
 

@@ -5,6 +5,7 @@ not be possible.
 """
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from halter.core.errors import ConfigError
+from halter.core.protected import NOTHING, Identity, ProtectedPaths, identity_of
 from halter.core.tools import STARTED_BY_AGENT, Failed
 from halter.tools.group import Ended, Program, run_group
 
@@ -36,6 +38,13 @@ dd if=/dev/null of=/dev/null bs="$memory" count=1 2>/dev/null && fail "the memor
 [ "$network" = yes ] || ! sed 1,2d /proc/net/dev | grep -qv '^ *lo:' || fail "the network can be reached"
 echo verified
 """
+
+
+_SAME: Final = """
+[ "$(stat -c %d:%i -- "$1")" = "$2" ] || { echo "The root was exchanged for another folder: nothing was run."; exit 1; }
+shift 2; exec "$@"
+"""
+"""Runs inside the sandbox, before the command: the root that it shows is the one that was looked at outside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +84,7 @@ class Sandbox:
     readable: Sequence[Path] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     max_output: int = 1_000_000
+    protected: ProtectedPaths = NOTHING
     _verified: bool = field(default=False, init=False)
     _verifying: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
@@ -82,6 +92,10 @@ class Sandbox:
         self.root = self.root.resolve()
         if not self.root.is_dir() or self.root == Path("/"):
             raise ConfigError(f"{self.root} cannot be the root of the shell tool: name a folder of its own for it.")
+
+    def protect(self, paths: ProtectedPaths) -> None:
+        """Reach none of these from now on, beside what is protected already."""
+        self.protected = self.protected.joined(paths)
 
     async def run(self, argv: Sequence[str], folder: Path, stdin: bytes = b"") -> Ended:
         """Run a command; the first time, look first whether the sandbox holds."""
@@ -107,12 +121,31 @@ class Sandbox:
             raise Failed("NoSandbox", f"the sandbox does not hold: {ended.text.strip()[:150]}. {_REMEDY}")
 
     async def _run(self, argv: Sequence[str], folder: Path, stdin: bytes) -> Ended:
+        device, inode = await asyncio.to_thread(self._looked_at)
         command = self.limits.wrap(argv)
         if self.enclosed:
-            command = [*self._walls(folder), "--", *command]
+            same = ["/bin/sh", "-c", _SAME, "same", str(self.root), f"{device}:{inode}"]
+            command = [*self._walls(folder), "--", *same, *command]
         known = {**self.environment, STARTED_BY_AGENT: "shell"}
         environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", **known}  # noqa: S108 The sandbox has a folder of this name for itself.
         return await run_group(Program(command, folder, environment, stdin, max_output=self.max_output))
+
+    def _looked_at(self) -> Identity:
+        """Tell which folder the root is at this moment; raises Failed if commands would reach what they must not."""
+        try:
+            fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise Failed(
+                type(error).__name__, f"the root of the shell tool cannot be used: {error.strerror}."
+            ) from error
+        try:
+            sight = self.protected.sight()
+            seen = [self.protected.reach(place, reads=True) for place in self.readable]
+            if sight.of_root(fd) or sight.below(fd) or any(seen):
+                raise Failed("Protected", "a command would reach what no tool may reach: nothing was run.")
+            return identity_of(fd)
+        finally:
+            os.close(fd)
 
     def _walls(self, folder: Path) -> list[str]:
         scratch = ["--size", str(self.limits.file_size), "--tmpfs"]

@@ -51,7 +51,7 @@ def shell(root: str | Path, **options: Unpack[ShellOptions]) -> FunctionTool:
         effect="write",
         egress=network or not enclosed,
         timeout=options.get("timeout", 60),
-    )
+    ).at(sandbox)
 
 
 def _checked(argv: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from decimal import Decimal
 from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, Final, NoReturn, TypedDict, Unpack, get_args, overload
+from typing import Any, Final, NoReturn, Self, TypedDict, Unpack, get_args, overload
 
 from msgspec.structs import replace
 
@@ -25,6 +25,7 @@ from halter.core.clock import SECOND
 from halter.core.durations import parse_duration
 from halter.core.errors import ConfigError
 from halter.core.money import dollars
+from halter.core.protected import Rooted
 from halter.core.tools import (
     LEVELS,
     TIMEOUT,
@@ -70,6 +71,7 @@ class FunctionTool:
         self._max_output = max_output
         self._given = given
         self._writes = writes
+        self.place: Rooted | None = None
         self._spec = sealed(replace(spec, schema=self._arguments.schema))
         if spec.isolate and self._arguments.deps:
             raise ConfigError(f"The tool {spec.name} runs in a process of its own, which has no deps to give it.")
@@ -90,6 +92,11 @@ class FunctionTool:
         made = copy.copy(self)
         made._given = dict.fromkeys(self._arguments.deps, deps)  # noqa: SLF001 It is this very class.
         return made
+
+    def at(self, place: Rooted) -> Self:
+        """Say which folder the tool works in: whoever puts an agent together tells it what must not be reached."""
+        self.place = place
+        return self
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         """Check arguments as a model wrote them."""

@@ -38,7 +38,12 @@ async def agent_checks(folder: Path, settings: Settings, environ: Mapping[str, s
         return
     name = agent.policy.name
     yield _files(agent)
-    for check in (_trusted(settings, place, name), _models(agent, environ), _secrets(agent, environ)):
+    for check in (
+        _roots(settings, place, name),
+        _trusted(settings, place, name),
+        _models(agent, environ),
+        _secrets(agent, environ),
+    ):
         if check is not None:
             yield check
     if agent.read.pacing.sensors:
@@ -58,6 +63,19 @@ def _files(agent: "Written") -> Check:
     runs = "runs by itself" if pacing.autonomy.enabled else "does not run by itself"
     sensors = "1 sensor" if len(pacing.sensors) == 1 else f"{len(pacing.sensors)} sensors"
     return fine(name, f"It {runs}, with {sensors}.")
+
+
+def _roots(settings: Settings, folder: Path, name: str) -> Check | None:
+    from halter.app.protected import protected_for
+    from halter.config.agent import read_agent
+    from halter.config.roots import against_protected
+
+    try:
+        agent = read_agent(folder)
+        against_protected(agent, folder, protected_for(settings, agent, folder))
+    except ConfigError as error:
+        return problem(f"{name} roots", str(error))
+    return None
 
 
 def _trusted(settings: Settings, folder: Path, name: str) -> Check | None:

@@ -1,0 +1,355 @@
+"""Paths that no tool of an agent may reach: what agents are loaded from, and what Halter keeps for itself.
+
+A folder is compared by what it is, not by how it is spelled: by the device and the inode of every folder on the way. So
+`..`, links, another case of the letters and bind mounts make no difference. A `Sight` is good for one moment: a tool
+takes a new one for every call, and looks at folders that are open already. All of this blocks, and none of it for long.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+from halter.core.folders import fits, may_hold
+
+Identity = tuple[int, int]
+"""The device and the inode of a file or folder: two paths with the same identity are the same thing."""
+
+DEFINITION: Final = "agent.yaml"
+OWN_NAMES: Final = frozenset((DEFINITION, "halter.yaml"))
+"""Files that make whatever folder they stand in an agent's, or the fleet's: no tool writes one, wherever it is."""
+MOST_ENTRIES: Final = 200_000
+"""So many names below a root are looked through for agents and for other names of protected files."""
+
+_MOST_LINKS: Final = 40
+_OPEN: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_MOUNTS: Final = "/proc/self/mountinfo"
+
+
+Refuses = Callable[[Path, int], bool]
+"""Tells, of a file that was just opened by a path, whether an agent may not read it."""
+
+
+def unrefused(_: Path, __: int) -> bool:
+    """Refuse nothing: for whoever reads as a person told them to."""
+    return False
+
+
+class Protected(msgspec.Struct, frozen=True):
+    """One thing that no tool may reach.
+
+    `what` says what it is, for a sentence. A `secret` must not be read either. A `folder` must not be reached from
+    inside either: a root that lies in it is refused.
+    """
+
+    path: Path
+    what: str
+    secret: bool = False
+    folder: bool = False
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """How a root comes to something that is protected."""
+
+    how: Literal["holds", "lies in", "is another name of", "may hold another name of"]
+    thing: Protected
+
+    def __str__(self) -> str:
+        return f"{self.how} {self.thing.path}, {self.thing.what}"
+
+
+class ProtectedPaths(msgspec.Struct, frozen=True):
+    """All that is protected from one agent. `home` is that agent's own folder.
+
+    A root may lie in a protected folder if the agent's own folder lies there as well: whoever put it there decided so.
+    """
+
+    things: tuple[Protected, ...] = ()
+    home: Path | None = None
+
+    def joined(self, other: "ProtectedPaths") -> "ProtectedPaths":
+        """Protect what both protect."""
+        return ProtectedPaths(tuple(dict.fromkeys((*self.things, *other.things))), other.home or self.home)
+
+    def sight(self, *, reads: bool = False) -> "Sight":
+        """Look at all of it as it is now; for a tool that only reads, at the secrets among it."""
+        disk = _Disk()
+        home = set(disk.leading(self.home)) | {disk.identity(self.home)} if self.home else set[Identity | None]()
+        leading: dict[Identity, Protected] = {}
+        folders: dict[Identity, Protected] = {}
+        files: dict[Identity, Protected] = {}
+        linked = False
+        for thing in self.things:
+            if reads and not thing.secret:
+                continue
+            for each in disk.leading(thing.path):
+                leading.setdefault(each, thing)
+            about = disk.about(thing.path)
+            if about is None:
+                continue
+            identity = (about.st_dev, about.st_ino)
+            if not thing.folder:
+                files.setdefault(identity, thing)
+                linked = linked or about.st_nlink > 1
+            elif identity not in home:
+                folders.setdefault(identity, thing)
+        return Sight(leading, folders, files, linked, reads)
+
+    def reach(self, root: Path, *, reads: bool = False) -> str:
+        """Say what a root would reach, or nothing: for whoever reads a configuration. A missing root reaches nothing.
+
+        A root for writing is also looked through: for agents, whose folder it would be a root over, and for other
+        names of what is protected.
+        """
+        try:
+            fd = os.open(root, _OPEN)
+        except OSError:
+            return ""
+        try:
+            sight = self.sight(reads=reads)
+            found = sight.of_root(fd)
+            below = None if found or reads else sight.below(fd, DEFINITION)
+            return str(found or below or "")
+        finally:
+            os.close(fd)
+
+    def shown(self, place: Path, pattern: str) -> str:
+        """Say which secret would be read where a pattern names files of a folder, or a path one file; or nothing."""
+        sight, disk = self.sight(reads=True), _Disk()
+        found = disk.about(place)
+        if found is None:
+            return ""
+        identity = (found.st_dev, found.st_ino)
+        inside = next((sight.folders[each] for each in (identity, *disk.leading(place)) if each in sight.folders), None)
+        if inside is not None:
+            return str(Reach("lies in", inside))
+        if not stat.S_ISDIR(found.st_mode):
+            return str(sight.of_file(identity) or "")
+        real, wanted = place.resolve(), PurePosixPath(pattern).parts
+        for thing in self.things:
+            path = thing.path.resolve()
+            if thing.secret and path.is_relative_to(real):
+                parts = path.relative_to(real).parts
+                if may_hold(parts, wanted) if thing.folder else fits(parts, wanted):
+                    return str(Reach("holds", thing))
+        return ""
+
+
+NOTHING: Final = ProtectedPaths()
+
+
+class Writable(msgspec.Struct, frozen=True):
+    """The folders that the tools of an agent can write, and the agent's own folder."""
+
+    folder: Path
+    roots: tuple[Path, ...] = ()
+
+    def leads_out(self, path: Path, fd: int) -> bool:
+        """Tell whether a file was opened by a path through a root, and lies outside of it: a tool may link anything."""
+        disk, real = _Disk(), Path(path_of(fd))
+        through = [root for root in self.roots if disk.identity(root) in set(disk.leading(path))]
+        return any(not real.is_relative_to(root.resolve()) for root in through)
+
+
+class Rooted(Protocol):
+    """A tool's folder, which is told what it must not reach."""
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+        ...
+
+    def protect(self, paths: ProtectedPaths) -> None:
+        """Reach none of these from now on."""
+        ...
+
+
+class Sight(msgspec.Struct, frozen=True):
+    """What is protected, as it was at one moment, by identity.
+
+    `leading` are the folders in which a name is looked up on the way to something: whoever writes there could put
+    another thing in its place. `linked` says that one of the `files` has more than one name, `reads` that only secrets
+    were looked at.
+    """
+
+    leading: Mapping[Identity, Protected]
+    folders: Mapping[Identity, Protected]
+    files: Mapping[Identity, Protected]
+    linked: bool = False
+    reads: bool = False
+
+    def of_folder(self, identity: Identity) -> Reach | None:
+        """Judge one folder by itself."""
+        if identity in self.folders:
+            return Reach("lies in", self.folders[identity])
+        return Reach("holds", self.leading[identity]) if identity in self.leading else None
+
+    def of_file(self, identity: Identity) -> Reach | None:
+        """Judge a file: it may be another name of one that is protected."""
+        return Reach("is another name of", self.files[identity]) if identity in self.files else None
+
+    def of_root(self, fd: int) -> Reach | None:
+        """Judge an open folder with all that it lies in and all that is mounted below it."""
+        for number, identity in enumerate(_above(fd)):
+            if number == 0 and (found := self.of_folder(identity)):
+                return found
+            if identity in self.folders:
+                return Reach("lies in", self.folders[identity])
+        return next((found for each in _mounted(fd) if (found := self.of_folder(each) or self.of_file(each))), None)
+
+    def below(self, fd: int, name: str = "") -> Reach | None:
+        """Look through a folder for another name of a protected file, and for a file of this name."""
+        if not name and not self.linked:
+            return None
+        inodes = {inode for _, inode in self.files} if self.linked else set[int]()
+        for path, found, inode in _entries(fd):
+            if not path:
+                return Reach("may hold another name of", next(iter(self.files.values()))) if self.linked else None
+            if name and found.casefold() == name:
+                return Reach("holds", Protected(Path(path), "the definition of an agent"))
+            if inode in inodes and (reach := self.of_file(_identity_of(path))):
+                return reach
+        return None
+
+
+class _Disk:
+    """What paths lead to, each name looked up once."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, os.stat_result | None] = {}
+
+    def leading(self, path: Path) -> Iterator[Identity]:
+        """Tell the folders in which names are looked up on the way to a path, through every link."""
+        for folder in self._folders(path):
+            about = self._look(folder)
+            if about is not None:
+                yield about.st_dev, about.st_ino
+
+    def identity(self, path: Path) -> Identity | None:
+        about = self.about(path)
+        return None if about is None else (about.st_dev, about.st_ino)
+
+    def about(self, path: Path) -> os.stat_result | None:
+        """Look at what a path leads to."""
+        with suppress(OSError, ValueError):
+            return os.stat(path)  # noqa: PTH116, as the lines around it.
+        return None
+
+    def _folders(self, path: Path) -> Iterator[str]:
+        here, links = "/", 0
+        # A path is not made shorter before it is walked: behind a link, `..` leads elsewhere.
+        whole = path if path.is_absolute() else Path.cwd() / path
+        waiting = list(reversed(str(whole).split("/")))
+        while waiting:
+            part = waiting.pop()
+            if part in {"", "."}:
+                continue
+            if part == "..":
+                here = os.path.dirname(here)  # noqa: PTH120, as the lines around it.
+                continue
+            yield here
+            there = f"{here.rstrip('/')}/{part}"
+            about = self._look(there)
+            if about is None:
+                return
+            if not stat.S_ISLNK(about.st_mode):
+                here = there
+                continue
+            links += 1
+            target = _link(there)
+            if links > _MOST_LINKS or not target:
+                return
+            here = "/" if target.startswith("/") else here
+            waiting += reversed(target.split("/"))
+
+    def _look(self, path: str) -> os.stat_result | None:
+        if path not in self._found:
+            self._found[path] = None
+            with suppress(OSError, ValueError):
+                self._found[path] = os.lstat(path)
+        return self._found[path]
+
+
+def lies_in(place: Path, root: Path) -> bool:
+    """Tell whether a place is a folder or lies somewhere below it, by whatever names both are called."""
+    disk = _Disk()
+    found = disk.identity(root)
+    return found is not None and (found == disk.identity(place) or found in disk.leading(place))
+
+
+def _link(path: str) -> str:
+    with suppress(OSError):
+        return os.readlink(path)  # noqa: PTH115, as the lines around it.
+    return ""
+
+
+def identity_of(fd: int) -> Identity:
+    """Tell what an open file or folder is."""
+    about = os.fstat(fd)
+    return about.st_dev, about.st_ino
+
+
+def _identity_of(path: str) -> Identity:
+    with suppress(OSError):
+        about = os.lstat(path)
+        return about.st_dev, about.st_ino
+    return (-1, -1)
+
+
+def _above(fd: int) -> Iterator[Identity]:
+    """Tell what an open folder is, and what it lies in, up to the top, by no path that could be exchanged."""
+    here, before = os.dup(fd), None
+    try:
+        while (identity := identity_of(here)) != before:
+            yield identity
+            before = identity
+            above = os.open("..", _OPEN, dir_fd=here)
+            os.close(here)
+            here = above
+    except OSError:
+        return  # Above this nobody may look: nothing there can be protected from us.
+    finally:
+        os.close(here)
+
+
+def path_of(fd: int) -> str:
+    """Tell where an open file or folder lies now, without any link on the way."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115, the name is no path before it is read.
+    return ""
+
+
+def _mounted(fd: int) -> Iterator[Identity]:
+    """Tell what is mounted below an open folder: a sandbox that shows the folder shows that, too."""
+    place = path_of(fd).rstrip("/")
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:  # noqa: PTH123, as the lines around it.
+            lines = mounts.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        point = line.split(" ")[4].replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n")
+        if place and point.startswith(f"{place}/"):
+            with suppress(OSError):
+                about = os.stat(point.replace("\\134", "\\"))  # noqa: PTH116, as the lines around it.
+                yield about.st_dev, about.st_ino
+
+
+def _entries(fd: int) -> Iterator[tuple[str, str, int]]:
+    """List what lies below an open folder, by path, name and inode; where there is too much, an empty path ends it."""
+    waiting, seen = [path_of(fd)], 0
+    while waiting:
+        place = waiting.pop()
+        with suppress(OSError), os.scandir(place) as found:
+            for entry in found:
+                seen += 1
+                if seen > MOST_ENTRIES:
+                    yield "", "", 0
+                    return
+                yield entry.path, entry.name, entry.inode()
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)

@@ -1,0 +1,330 @@
+"""What no tool may reach: compared by what it is, whatever a root is called, and looked at again for every call."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halter.app.protected import protected_for
+from halter.config.agent import read_agent
+from halter.core.protected import ProtectedPaths
+from halter.core.tools import Failed, Permit, Valid
+from halter.settings import Settings
+from halter.tools.files import files
+from halter.tools.sandbox import Sandbox
+from halter.tools.shell import shell
+from halter.tools.tool import FunctionTool
+
+POLICY = "name: clerk\nmodel: reflex\nreflex: rules/first.yaml\nlimits: {max_cost_usd: 0.05}\n"
+SKILL = ".agents/skills/count/SKILL.md"
+RAISED = "name: clerk\nlimits: {max_cost_usd: 500}\n"
+
+
+class House:
+    """An agent with a desk, a neighbour, and all that Halter keeps."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.agent = home / "agents" / "clerk"
+        self.desk = self.agent / "desk"
+        for folder in ("desk", ".agents/skills/count", "playbooks", ".venv/lib", "rules", "node_modules/x", ".git"):
+            (self.agent / folder).mkdir(parents=True)
+        (home / "agents" / "scout" / ".agents").mkdir(parents=True)
+        (home / "elsewhere" / "inbox").mkdir(parents=True)
+        for file, text in (("agent.yaml", POLICY), ("rules/first.yaml", "- say: hi\n"), ("playbooks/one.yaml", "[]\n")):
+            (self.agent / file).write_text(text)
+        (self.agent / SKILL).write_text("Count.\n")
+        (home / "agents" / "scout" / "agent.yaml").write_text("name: scout\n")
+        state, config = home / "state" / "halter", home / "config" / "halter"
+        self.settings = Settings(
+            store=str(state / "halter.db"),
+            checkpoints=state / "checkpoints",
+            signing_key=config / "signing.key",
+            person="ada",
+            trust=config / "trust.json",
+            fleet=home / "fleet" / "halter.yaml",
+            tokens=home / "tokens" / "tokens.json",
+        )
+        for folder in (state / "checkpoints" / "old", config / "notes", home / "fleet", home / "tokens"):
+            folder.mkdir(parents=True)
+        (home / "fleet" / "halter.yaml").write_text("mode: SEMI\n")
+        (state / "halter.db").write_text("the store")
+
+    @property
+    def paths(self) -> ProtectedPaths:
+        return protected_for(self.settings, read_agent(self.agent), self.agent)
+
+    def protect(self, *tools: FunctionTool) -> dict[str, FunctionTool]:
+        for each in tools:
+            assert each.place is not None
+            each.place.protect(self.paths)
+        return {each.spec.name: each for each in tools}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+async def does(subject: FunctionTool, **arguments: Any) -> str:
+    valid = subject.validate(json.dumps(arguments).encode())
+    assert isinstance(valid, Valid)
+    return (await subject.run(valid, Permit("call-1", 0, {}))).text
+
+
+@pytest.mark.parametrize(
+    ("root", "told"),
+    [
+        (".", "holds .*agent.yaml, the agent's own definition"),
+        ("..", "holds .*agent.yaml"),
+        ("desk/..", "holds .*agent.yaml"),
+        ("../clerk", "holds .*agent.yaml"),
+        ("/", "holds"),
+        ("{home}", "holds"),
+        ("{home}/agents", "holds"),
+        ("{home}/agents/clerk", "holds .*agent.yaml"),
+        ("rules", "holds .*first.yaml, the agent's own definition"),
+        (".agents", "lies in .*agents, the agent's own definition"),
+        (".agents/skills", "lies in"),
+        (".agents/skills/count", "lies in"),
+        ("playbooks", "lies in"),
+        (".venv/lib", "lies in .*venv"),
+        ("node_modules/x", "lies in"),
+        (".git", "lies in"),
+        ("../scout", "holds .*scout/agent.yaml, from which the agent in .*scout is loaded"),
+        ("../scout/.agents", "lies in .*scout/.agents"),
+        ("{home}/config/halter", "a folder of Halter's own"),
+        ("{home}/config/halter/notes", "lies in .*a folder of Halter's own"),
+        ("{home}/config", "holds .*signing.key"),
+        ("{home}/state", "holds .*halter.db, the store"),
+        ("{home}/state/halter/checkpoints", "lies in .*checkpoints"),
+        ("{home}/state/halter/checkpoints/old", "lies in .*checkpoints"),
+        ("{home}/fleet", "holds .*halter.yaml, the fleet's file"),
+        ("{home}/tokens", "holds .*tokens.json, the list of tokens"),
+        ("{code}", "from which this program loads code"),
+        ("to-agent", "holds .*agent.yaml"),
+        ("to-agents/clerk", "holds .*agent.yaml"),
+        ("to-desk/..", "holds .*agent.yaml"),
+    ],
+)
+def test_a_root_that_reaches_what_is_protected_is_told_however_it_is_spelled(
+    house: House, root: str, told: str
+) -> None:
+    (house.agent / "to-agent").symlink_to(house.agent)
+    (house.agent / "to-agents").symlink_to("..")
+    (house.agent / "to-desk").symlink_to("desk")
+    code = Path(sys.modules["halter"].__file__ or "").parent
+    found = house.paths.reach(house.agent / root.format(home=house.home, code=code))
+    assert found
+    assert re.search(told, found), found
+
+
+@pytest.mark.parametrize("root", ["desk", "desk/inner", "{home}/elsewhere", "{home}/elsewhere/inbox", "to-desk"])
+def test_a_folder_of_its_own_can_be_a_root(house: House, root: str) -> None:
+    (house.desk / "inner").mkdir()
+    (house.agent / "to-desk").symlink_to("desk")
+    assert not house.paths.reach(house.agent / root.format(home=house.home))
+
+
+def test_a_root_over_any_agent_is_told(house: House) -> None:
+    (house.home / "elsewhere/inbox/deep/hidden").mkdir(parents=True)
+    (house.home / "elsewhere/inbox/deep/hidden/agent.yaml").write_text("name: hidden\n")
+    assert "hidden/agent.yaml, the definition of an agent" in house.paths.reach(house.home / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    "file", ["agent.yaml", "rules/first.yaml", "playbooks/one.yaml", ".agents/skills/count/SKILL.md"]
+)
+def test_another_name_of_a_protected_file_is_told(house: House, file: str) -> None:
+    (house.desk / "inner").mkdir()
+    os.link(house.agent / file, house.desk / "inner" / "notes.txt")
+    assert house.paths.reach(house.desk).startswith("is another name of")
+
+
+def test_a_bind_mount_below_a_root_is_told(house: House) -> None:
+    (house.desk / "mounted").mkdir()
+    asked = (
+        "import sys; from pathlib import Path; from halter.core.protected import Protected, ProtectedPaths as P;"
+        "print(P((Protected(Path(sys.argv[1]) / 'agent.yaml', 'it'),)).reach(Path(sys.argv[1]) / 'desk'))"
+    )
+    mount = 'mount --bind "$1" "$1/desk/mounted" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    done = subprocess.run(
+        [*command, str(house.agent), sys.executable, asked], capture_output=True, text=True, check=False
+    )
+    if "peration not permitted" in done.stderr or "unshare failed" in done.stderr:
+        pytest.skip("No user namespace can be made here.")
+    assert done.stdout.startswith("holds"), done.stderr
+
+
+def replaced_by_a_link(house: House) -> None:
+    house.desk.rename(house.agent / "aside")
+    house.desk.symlink_to(".")
+
+
+def replaced_by_a_link_above(house: House) -> None:
+    house.desk.rename(house.agent / "aside")
+    house.desk.symlink_to("../../agents")
+
+
+def replaced_by_the_settings(house: House) -> None:
+    house.desk.rmdir()
+    house.desk.symlink_to(house.home / "config" / "halter")
+
+
+def renamed_into_the_skills(house: House) -> None:
+    house.desk.rename(house.agent / ".agents" / "desk")
+    house.desk.symlink_to(house.agent / ".agents" / "desk")
+
+
+def made_an_agents_folder(house: House) -> None:
+    (house.desk / "agent.yaml").write_text("name: other\n")
+
+
+LATER = (
+    replaced_by_a_link,
+    replaced_by_a_link_above,
+    replaced_by_the_settings,
+    renamed_into_the_skills,
+    made_an_agents_folder,
+)
+
+
+@pytest.mark.parametrize("happens", LATER)
+@pytest.mark.parametrize(
+    "path", ["agent.yaml", "AGENTS.md", "clerk/agent.yaml", "trust.json", "x/SKILL.md", "plain.txt"]
+)
+async def test_what_a_root_leads_to_is_looked_at_for_every_write(
+    house: House, happens: Callable[[House], None], path: str
+) -> None:
+    tools = house.protect(*files(house.desk))
+    await does(tools["write_file"], path="before.txt", text="fine")
+    (house.desk / "before.txt").unlink()
+    happens(house)
+    before = _all(house.home)
+    for name, more in (("write_file", {"text": RAISED}), ("delete_file", {})):
+        with pytest.raises(Failed, match="Protected"):
+            await does(tools[name], path=path, **more)
+    assert _all(house.home) == before
+
+
+@pytest.mark.parametrize("path", ["agent.yaml", "Agent.YAML", "halter.yaml", "inner/agent.yaml", "old/AGENTS.md"])
+async def test_no_tool_makes_or_changes_an_agent(house: House, path: str) -> None:
+    tools = house.protect(*files(house.desk))
+    (house.desk / "old").mkdir()
+    (house.desk / "old" / "agent.yaml").write_text("name: old\n")
+    with pytest.raises(Failed, match="Protected"):
+        await does(tools["write_file"], path=path, text=RAISED)
+
+
+@pytest.mark.parametrize("name", ["read_file", "write_file", "delete_file"])
+async def test_another_name_of_the_store_is_neither_read_nor_written(house: House, name: str) -> None:
+    tools = house.protect(*files(house.desk))
+    os.link(house.settings.store, house.desk / "notes")
+    more = {"text": "x"} if name == "write_file" else {}
+    with pytest.raises(Failed, match="Protected: notes leads to what no tool may reach: the store"):
+        await does(tools[name], path="notes", **more)
+    assert (house.home / "state/halter/halter.db").read_text() == "the store"
+
+
+async def test_a_root_that_leads_to_the_keys_later_is_not_read(house: House) -> None:
+    tools = house.protect(*files(house.desk))
+    (house.home / "tokens" / "tokens.json").write_text("not for agents")
+    house.desk.rmdir()
+    house.desk.symlink_to(house.home / "tokens")
+    for name, more in (("read_file", {"path": "tokens.json"}), ("list_folder", {}), ("find_files", {"pattern": "*"})):
+        with pytest.raises(Failed, match="Protected"):
+            await does(tools[name], **more)
+
+
+async def test_an_honest_agent_writes_reads_and_deletes(house: House) -> None:
+    tools = house.protect(*files(house.desk))
+    await does(tools["write_file"], path="a/b.txt", text="fine")
+    assert await does(tools["read_file"], path="a/b.txt") == "fine"
+    await does(tools["delete_file"], path="a/b.txt")
+
+
+@pytest.fixture
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> None:
+    try:
+        asyncio.run(Sandbox(tmp_path_factory.mktemp("probe")).verify())
+    except Failed as failed:
+        if shutil.which("bwrap") is not None and os.environ.get("HALTER_REQUIRE_ALL") == "1":
+            pytest.fail(str(failed))
+        pytest.skip(str(failed))
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.parametrize("happens", LATER[:-1])
+async def test_no_command_runs_in_a_root_that_leads_elsewhere_later(
+    house: House, happens: Callable[[House], None]
+) -> None:
+    tools = house.protect(shell(house.desk))
+    assert await does(tools["run_command"], argv=["touch", "fine"]) == ""
+    (house.desk / "fine").unlink()
+    happens(house)
+    before = _all(house.home)
+    with pytest.raises(Failed, match=r"Protected|cannot be used"):
+        await does(tools["run_command"], argv=["sh", "-c", "echo x > agent.yaml; echo x > trust.json; touch y"])
+    assert _all(house.home) == before
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_link_on_the_way_to_a_root_is_seen_as_well(house: House) -> None:
+    inner = house.desk / "playbooks"
+    inner.mkdir()
+    tools = house.protect(shell(inner), *files(inner))
+    replaced_by_a_link(house)
+    with pytest.raises(Failed, match="Protected"):
+        await does(tools["run_command"], argv=["touch", "new.yaml"])
+    with pytest.raises(Failed, match="Protected"):
+        await does(tools["write_file"], path="new.yaml", text="[]")
+    assert [each.name for each in (house.agent / "playbooks").iterdir()] == ["one.yaml"]
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_no_command_runs_beside_another_name_of_the_policy(house: House) -> None:
+    tools = house.protect(shell(house.desk))
+    os.link(house.agent / "agent.yaml", house.desk / "notes")
+    with pytest.raises(Failed, match="Protected"):
+        await does(tools["run_command"], argv=["sh", "-c", "echo x > notes"])
+    assert (house.agent / "agent.yaml").read_text() == POLICY
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_root_that_is_exchanged_between_the_look_and_the_start_runs_nothing(house: House) -> None:
+    class Late(Sandbox):
+        """A sandbox whose root is exchanged at the worst moment."""
+
+        def _looked_at(self) -> tuple[int, int]:
+            found = super()._looked_at()
+            if house.desk.is_dir() and not house.desk.is_symlink() and (house.desk / "now").exists():
+                replaced_by_a_link(house)
+            return found
+
+    late = Late(house.desk)
+    late.protect(house.paths)
+    await late.verify()
+    (house.desk / "now").touch()
+    ended = await late.run(["sh", "-c", "echo x > agent.yaml"], house.desk)
+    assert "nothing was run" in ended.text
+    assert (house.agent / "agent.yaml").read_text() == POLICY
+
+
+def _all(folder: Path) -> dict[str, bytes | str]:
+    """Everything below a folder, by path: content, or where a link leads."""
+    found: dict[str, bytes | str] = {}
+    for parent, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = Path(parent, name)
+            link = str(path.readlink()) if path.is_symlink() else ""
+            found[str(path)] = link or (b"" if path.is_dir() else path.read_bytes())
+    return found
