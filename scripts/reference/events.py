@@ -28,7 +28,9 @@ def page() -> str:
         "below are its *facts*, which stay. "
         "What was said is its *body*, which can be erased. `halter tail --json`, `halter "
         "export` and the API show them.",
-        "Times are microseconds since 1970 by the store's clock; money is micro-dollars.",
+        "Times are microseconds since 1970 by the store's clock; money is whole numbers of micro-dollars "
+        "(1,000,000 are a dollar). Receipts, reports, budgets and the audit say dollars, under names that end in "
+        "`_usd`.",
     )
     return "\n".join((first, *(_group(title, union) for title, union in GROUPS)))
 

@@ -23,6 +23,8 @@ def page() -> str:
         "description, with every field of every answer, is at `/api/openapi.json`.",
         "Send a token as `Authorization: Bearer TOKEN`. What may not be done, or does not exist for you, is answered "
         'with a status and `{"error": "a sentence"}`. A key that is not listed here is refused.',
+        "Amounts are dollars, under names that end in `_usd` or beside a `unit` that says so, exact to six decimals; "
+        "times are microseconds since 1970. The facts of events are as the [journal](events.md) keeps them.",
     )
     known = [
         (method, path, way)

@@ -24,6 +24,7 @@ from halter.core.events import (
 )
 from halter.core.ids import OUTBOX, SessionId, StreamId, WorkerId, session_stream, trigger_stream
 from halter.core.limits import Caps, Spender, legs
+from halter.core.money import usd
 from halter.core.ports import Draft, Lease, Query, Write
 from halter.core.task_project import rows_of_event
 from halter.core.task_rows import NotificationRow
@@ -117,16 +118,16 @@ async def test_a_night_is_told_by_agent(store: JournalStore) -> None:
     assert clerk.skipped == {"overlap": 4}
     assert clerk.delayed == ("clerk/papers (cost_cap_reached): Its money is spent.",)
     assert clerk.findings == {"high": {"withheld": 1, "not looked at": 1}}
-    assert clerk.spent_usd == 900_000
+    assert clerk.spent_usd == usd(900_000)
     assert (desk.agent, desk.under_way) == ("desk", {"RUNNING": 1})
 
 
 async def test_money_is_told_by_purpose_and_against_caps(store: JournalStore) -> None:
     await a_night(store)
     made = await told(store)
-    assert (made.spent_usd, made.spent) == (900_000, {"turn": 900_000})
-    caps = {cap.scope: (cap.spent, cap.cap) for cap in made.caps}
-    assert caps == {"agent:clerk": (900_000, 5_000_000), "fleet": (900_000, 20_000_000)}
+    assert (made.spent_usd, made.spent_by_purpose_usd) == (usd(900_000), {"turn": usd(900_000)})
+    caps = {cap.scope: (cap.spent_usd, cap.cap_usd) for cap in made.caps}
+    assert caps == {"agent:clerk": (usd(900_000), 5), "fleet": (usd(900_000), 20)}
 
 
 async def test_what_was_decided_and_what_waits_are_told_apart(store: JournalStore) -> None:

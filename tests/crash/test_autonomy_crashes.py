@@ -29,7 +29,7 @@ from halter.core.errors import ModelUnavailable
 from halter.core.events import RequestStarted, TurnEnded, TurnSkipped, TurnStarted, WakePosted
 from halter.core.ids import SessionId, inbox_stream, new_worker, session_stream
 from halter.core.messages import Prompt, Reply, Text, ToolResult
-from halter.core.money import BudgetRow
+from halter.core.money import BudgetRow, usd
 from halter.core.pacing import Autonomy, Gate, HotField, Pacing, Sensor, Signal, Source
 from halter.core.ports import Beat, Lease, Query, said
 from halter.core.rows import SessionRow, SpendRow
@@ -250,7 +250,7 @@ async def money_adds_up(world: World, made: Receipt) -> None:
     charged = sum(event.charge.usd for event in events if getattr(event, "charge", None) is not None)
     spends = await world.journal.ask(Query("all_spends", SpendRow))
     budgets = await world.journal.ask(Query("budgets", BudgetRow))
-    assert made.cost_usd == charged == sum(spend.usd for spend in spends) > 0
+    assert made.cost_usd == usd(charged) == usd(sum(spend.usd for spend in spends)) > 0
     assert {budget.held for budget in budgets} == {0}
     assert made.in_doubt == ()
 

@@ -17,6 +17,7 @@ from halter.core.errors import ModelUnavailable
 from halter.core.ids import session_stream
 from halter.core.messages import Hear, Message, Prompt, Reply, Text, ToolCall, ToolResult
 from halter.core.mind import Mind
+from halter.core.money import usd
 from halter.core.ports import said
 from halter.core.text import to_body
 from halter.core.tools import Permit
@@ -113,7 +114,7 @@ async def judged(world: World, story: Story) -> Receipt:
     made = await story.receipt()
     events = [stored.event for stored in await story.events()]
     charges = [event.charge for event in events if getattr(event, "charge", None) is not None]
-    assert made.cost_usd == sum(charge.usd for charge in charges)
+    assert made.cost_usd == usd(sum(charge.usd for charge in charges))
     assert made.in_doubt == ()
     again = await recalled(world)
     assert story.loop is not None
@@ -216,7 +217,7 @@ def test_a_task_with_retries_a_recovery_and_last_words_goes_on_after_a_crash_at_
         assert (made.state, made.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached"), world
         paid = [line for line in made.calls if line.name == "pay" and line.cost_usd]
         assert story.desk.done["pay"] == len(paid) >= 3, world
-        assert made.cost_usd <= 1_200_000
+        assert made.cost_usd <= usd(1_200_000)
         assert story.messages[-1].parts == (Text("All is spent.", "model", trusted=False),), world
         assert story.told().count("max_tokens_recovery") == story.told().count("wrap_up") == 1
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from halter.app.proof import as_written
 from halter.brain.recall import Recalled
 from halter.core.acts import Unheld
 from halter.core.clock import DAY, SECOND
@@ -98,7 +99,6 @@ from halter.journal.rebuild import rebuilt
 from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
 from halter.state import life
-from halter.state.receipt import receipt
 from halter.state.session import replay
 from halter.testing.crash import Crash, Crashed, CrashingStore
 from halter.testing.fakes import ManualClock, SeededIds, seeded_salts
@@ -356,7 +356,7 @@ async def expected(store: JournalStore) -> dict[str, Any]:
     for row in await store.study(lambda view: view.ask("all_sessions", {})):
         events = await store.read(StreamId(f"session:{row['session']}"))
         made["states"][row["session"]] = msgspec.to_builtins(replay(events))
-        made["receipts"][row["session"]] = msgspec.to_builtins(receipt(events))
+        made["receipts"][row["session"]] = msgspec.json.decode(as_written(events, ()))
         if any(isinstance(stored.event, TurnStarted) for stored in events):
             made["turns"][row["session"]] = await turns(store, events)
     for row in (await rebuilt(store)).values():

@@ -1,6 +1,7 @@
 """Every route, by everybody: what each may see and do, and what they are told otherwise."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 
 from halter.app.desk import ROLES
 from halter.core.ids import StreamId
-from halter.server.api import DO, READ
+from halter.server.api import DO, READ, description
 from tests.server.conftest import House
 
 READS = {
@@ -80,6 +81,50 @@ async def test_who_sees_one_agent_is_shown_nothing_of_another(house: House) -> N
             else:
                 assert theirs.status_code == 200
                 assert "theirs" not in theirs.text, path
+
+
+def amounts(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Walk to every amount of an answer; what events hold is the journal's own."""
+    match value:
+        case {"unit": "usd", **row}:
+            yield from ((key, row[key]) for key in ("cap", "spent", "held", "overrun") if row.get(key) is not None)
+        case dict():
+            for key, each in value.items():
+                yield from () if key == "facts" else amounts(each, name if name.endswith("_usd") else key)
+        case list():
+            for each in value:
+                yield from amounts(each, name)
+        case int() | float() if name.endswith("_usd"):
+            yield name, value
+        case _:
+            pass
+
+
+async def test_every_amount_over_the_api_is_dollars(house: House) -> None:
+    found: dict[str, set[float]] = {}
+    async with house.client("viewer") as client:
+        for path in READS:
+            text = (await client.get(read_path(path, "mine"))).text
+            answer = [json.loads(line) for line in text.splitlines()]
+            for name, amount in amounts(answer):
+                found.setdefault(name, set()).add(amount)
+    # Both agents spent 700 micro-dollars each, under caps of 50,000, of 90,000 and, for the fleet, of 200,000.
+    assert {max(each) for each in found.values()} <= {0, 0.0007, 0.001, 0.0014, 0.002, 0.09, 0.2}
+    assert {"cost_usd", "spent_usd", "burn_usd", "cap_usd", "spent_today_usd", "cap_today_usd", "cap", "spent"} <= {
+        *found
+    }
+
+
+def test_the_description_says_that_amounts_are_numbers() -> None:
+    parts = description()["components"]["schemas"]
+    told = [(name, key, each) for name, part in parts.items() for key, each in part.get("properties", {}).items()]
+    money = [(name, key, json.dumps(each)) for name, key, each in told if key.endswith("_usd")]
+    assert len(money) >= 20
+    for name, key, text in money:
+        assert '"number"' in text, (name, key)
+        assert '"integer"' not in text, (name, key)
+        assert '"decimal"' not in text, (name, key)
+    assert all(key not in ("usd", "cost") for _, key, _ in told)
 
 
 @pytest.mark.parametrize("path", DEEDS)

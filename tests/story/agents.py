@@ -12,6 +12,7 @@ import msgspec
 from halter import Agent, Result, StreamChunk
 from halter.core.clock import SECOND
 from halter.core.ids import SortableIds
+from halter.core.money import usd
 from halter.core.usage import ModelName
 from halter.journal.open import open_store
 from halter.models.scripted import Line, Scripted
@@ -76,7 +77,7 @@ class Bench:
         assert len(set(started)) == len(started)
         done = (*settled, *self.facts("call_settled"))
         charged = sum(one.get("charge", {}).get("usd", 0) for one in done)
-        assert result.receipt.cost_usd == charged == int(result.cost_usd * 1_000_000)
+        assert result.receipt.cost_usd == usd(charged) == result.cost_usd
         with closing(sqlite3.connect(self.file)) as file:
             (held,) = file.execute("SELECT coalesce(sum(held), 0) FROM budgets").fetchone()
             query = "SELECT coalesce(sum(spent), 0) FROM budgets WHERE scope = 'fleet' AND unit = 'usd'"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from halter.core.events import AnyEvent, SessionEnded
 from halter.core.ids import StreamId, session_stream, trigger_stream
-from halter.core.money import BudgetRow
+from halter.core.money import BudgetRow, usd
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow, SpendRow
 from halter.core.task_rows import ItemRow, TriggerRow
@@ -149,7 +149,7 @@ async def all_is_well(world: World) -> None:
         charged += sum(event.charge.usd for event in events if getattr(event, "charge", None) is not None)
     spends = await world.journal.ask(Query("all_spends", SpendRow))
     budgets = await world.journal.ask(Query("budgets", BudgetRow))
-    assert sum(each.cost_usd for each in made) == charged == sum(spend.usd for spend in spends)
+    assert sum(each.cost_usd for each in made) == usd(charged) == usd(sum(spend.usd for spend in spends))
     assert {budget.held for budget in budgets} <= {0}
     assert (await verify(world.journal)).findings == ()
 

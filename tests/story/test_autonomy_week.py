@@ -6,6 +6,7 @@ import msgspec
 
 from halter.core.clock import DAY
 from halter.core.events import RequestStarted, TurnSkipped
+from halter.core.money import usd
 from halter.core.ports import Query
 from halter.state.receipt import receipt
 from halter.testing.world import World
@@ -109,4 +110,5 @@ async def a_week(world: World, tmp_path: Path) -> None:
         ("asked", {"turn": A_TURN, "gate": NAPS * A_LOOK}),
     ):
         left = receipt(await fleet.events(f"{agent}-1"))
-        assert (left.state, left.spent, left.cost_usd) == ("SLEEPING", spent, sum(spent.values()))
+        assert left.spent_by_purpose_usd == {purpose: usd(micros) for purpose, micros in spent.items()}
+        assert (left.state, left.cost_usd) == ("SLEEPING", usd(sum(spent.values())))

@@ -123,7 +123,7 @@ async def test_a_free_tool_that_reports_a_cost_is_charged_for_it(world: World) -
     desk = await desk_in(world, Caps(session=Cap(100)))
     tool = Deed(reports=130)
     answer = await desk.calls(tool, desk.asks(accounts=accounts(desk.caps, Spender("s", "desk"), world.now)))
-    assert answer.cost_usd == 130
+    assert answer.cost_micros == 130
     assert await desk.kinds() == ["call_started", "call_settled", "overrun_incurred"]
     (budget,) = [row for row in await world.store.ask(Query("budgets", BudgetRow)) if row.scope == "session:s"]
     assert (budget.spent, budget.overrun) == (130, 30)

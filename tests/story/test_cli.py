@@ -68,7 +68,7 @@ def test_budget_shows_what_is_spent_held_and_left(halter: Halter, store_file: Pa
     shown = halter("budget", "show", "--json")
     assert shown.exit_code == 0
     fleet = next(row for row in json.loads(shown.stdout)["budgets"] if row["scope"] == "fleet")
-    assert (fleet["cap"], fleet["spent"], fleet["held"]) == (20_000_000, 500_000, 600_000)
+    assert (fleet["cap"], fleet["spent"], fleet["held"]) == (20, 0.5, 0.6)
     table = halter("budget")
     assert "$0.50" in table.stdout
     assert "agent:watch" in table.stdout
@@ -81,14 +81,14 @@ def test_a_raised_cap_stands_in_the_journal_with_the_name_of_who_did_it(halter: 
     fleet = next(
         row for row in json.loads(halter("budget", "show", "--json").stdout)["budgets"] if row["scope"] == "fleet"
     )
-    assert (fleet["cap"], fleet["cap_by"]) == (30_000_000, "ada")
+    assert (fleet["cap"], fleet["cap_by"]) == (30, "ada")
 
 
 def test_a_cap_can_be_lowered_below_what_is_spent(halter: Halter, store_file: Path) -> None:
     assert halter("budget", "lower", "agent:watch", "0.10").exit_code == 0
     rows = json.loads(halter("budget", "show", "--json").stdout)["budgets"]
     agent = next(row for row in rows if row["scope"] == "agent:watch")
-    assert (agent["cap"], agent["spent"]) == (100_000, 500_000)
+    assert (agent["cap"], agent["spent"]) == (0.1, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_sessions_are_listed_the_newest_first(halter: Halter, store_file: Path) 
 
 def test_a_receipt_says_what_was_done_and_spent_and_why_it_ended(halter: Halter, store_file: Path) -> None:
     receipt = json.loads(halter("receipt", "end", "--json").stdout)
-    assert (receipt["session"], receipt["terminal_reason"], receipt["cost_usd"]) == ("ended", "completed", 500_000)
+    assert (receipt["session"], receipt["terminal_reason"], receipt["cost_usd"]) == ("ended", "completed", 0.5)
     assert "$0.50 of $0.60 held" in halter("receipt", "ended").stdout
 
 
@@ -267,7 +267,7 @@ def test_a_cap_of_the_fleet_can_be_set_before_anything_was_spent(
     asyncio.run(begin())
     assert halter("budget", "raise", "fleet", "30").exit_code == 0
     (row,) = json.loads(halter("budget", "show", "--json").stdout)["budgets"]
-    assert (row["scope"], row["cap"], row["cap_by"]) == ("fleet", 30_000_000, "ada")
+    assert (row["scope"], row["cap"], row["cap_by"]) == ("fleet", 30, "ada")
 
 
 @pytest.mark.parametrize("words", [("audit", "--since", "5x"), ("resume", "fleet", "--over", "5q")])

@@ -339,7 +339,7 @@ def test_cancel_frees_no_money_that_is_in_doubt_and_says_so(place: Place) -> Non
     (row,) = place.json("sessions")
     assert (row["state"], row["owner"]) == ("PAUSED", "")
     held = {budget["scope"]: budget["held"] for budget in place.json("budget", "show")["budgets"]}
-    assert held[f"session:{session}"] == 50_000
+    assert held[f"session:{session}"] == 0.05
 
 
 def process(place: Place, *words: str, **pipes: Any) -> subprocess.Popen[str]:

@@ -11,7 +11,7 @@ from halter.cli.night import conclude
 from halter.core.clock import HOUR
 from halter.core.events import CostCapReached, ItemQuarantined, RequestSettled
 from halter.core.messages import Prompt, user
-from halter.core.money import DOLLAR
+from halter.core.money import DOLLAR, usd
 from halter.core.usage import Usage
 from halter.demo.figures import Incident, cents, night, told
 from halter.demo.night import EVENING, Bill, Frame, Lived, lived
@@ -34,7 +34,7 @@ def once(name: str) -> tuple[Lived, list[Frame]]:
 def test_halter_asks_less_and_pays_less_than_a_plain_loop(name: str) -> None:
     came, _ = once(name)
     assert 0 < came.within.requests < came.without.requests
-    assert 0 < 4 * came.within.usd < came.without.usd
+    assert 0 < 4 * came.within.cost_usd < came.without.cost_usd
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,7 +43,7 @@ def test_the_bills_grow_from_frame_to_frame_up_to_what_is_told_at_the_end(name: 
     assert [frame.share for frame in frames] == sorted(frame.share for frame in frames)
     assert frames[-1].share == 1
     for side in ("without", "within"):
-        bills = [(bill.usd, bill.requests) for bill in (getattr(frame, side) for frame in frames)]
+        bills = [(bill.cost_usd, bill.requests) for bill in (getattr(frame, side) for frame in frames)]
         assert bills == sorted(bills)
         assert frames[-1].at == EVENING + came.scene.span
         assert getattr(frames[-1], side) == getattr(came, side)
@@ -89,8 +89,8 @@ def test_an_idle_agent_thinks_only_when_something_has_changed() -> None:
 
 def test_twenty_runs_beside_each_other_never_spend_more_than_their_one_cap() -> None:
     came, frames = once(PARALLEL.name)
-    assert all(frame.within.usd <= DOLLAR for frame in frames)
-    assert came.without.usd > 3 * DOLLAR
+    assert all(frame.within.cost_usd <= 1 for frame in frames)
+    assert came.without.cost_usd > 3
     assert len(came.sessions) == REPORTS
     (cap,) = {stored.event.cap for stored in came.events if isinstance(stored.event, CostCapReached)}
     assert cap == DOLLAR
@@ -116,7 +116,7 @@ def test_programs_get_the_figures_under_plain_names() -> None:
     assert read["overruns"] == 0
     assert [each["name"] for each in read["incidents"]] == NAMES
     for side in ("without", "with"):
-        assert read[side]["usd"] == sum(each[side]["usd"] for each in read["incidents"])
+        assert read[side]["cost_usd"] == pytest.approx(sum(each[side]["cost_usd"] for each in read["incidents"]))
         assert read[side]["requests"] == sum(each[side]["requests"] for each in read["incidents"])
 
 
@@ -129,7 +129,12 @@ def test_what_stopped_it_is_read_from_the_journal_and_not_typed_in() -> None:
 
 
 def test_amounts_are_written_to_the_cent() -> None:
-    assert [cents(usd) for usd in (0, 340_000, 29_671_332, 1_234_567_890)] == ["$0.00", "$0.34", "$29.67", "$1,234.57"]
+    assert [cents(usd(micros)) for micros in (0, 340_000, 29_671_332, 1_234_567_890)] == [
+        "$0.00",
+        "$0.34",
+        "$29.67",
+        "$1,234.57",
+    ]
     assert isinstance(told(once(IDLE.name)[0]), Incident)
     assert isinstance(once(IDLE.name)[0].within, Bill)
 

@@ -33,7 +33,7 @@ from halter.core.events import (
     TriggerMade,
 )
 from halter.core.ids import FLEET, StreamId, WorkerId, inbox_stream, session_stream, trigger_stream
-from halter.core.money import Leg
+from halter.core.money import Leg, usd
 from halter.core.ports import Draft, Query, Write
 from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, RuleRow, StreamRow
 from halter.core.task_project import rows_of_event
@@ -294,7 +294,7 @@ async def test_a_halt_of_the_fleet_is_shown_to_everybody(office: Office) -> None
 async def test_the_fleet_tells_how_each_agent_stands(everywhere: Office) -> None:
     mine, _ = await looking.fleet(everywhere.desk("viewer"))
     assert (mine.agent, mine.on, mine.session, mine.under_way) == ("mine", True, "mine-1", 1)
-    assert (mine.spent_today, mine.cap_today, mine.burn_usd) == (700, 90_000, 700)
+    assert (mine.spent_today_usd, mine.cap_today_usd, mine.burn_usd) == (usd(700), usd(90_000), usd(700))
     assert mine.sensors == {"mine-eye": "failing"}
 
 

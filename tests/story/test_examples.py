@@ -66,7 +66,7 @@ def test_the_clerk_welcomes_somebody_and_asks_before_it_deletes(tmp_path: Path) 
     assert "COMPLETED: completed." in said
     assert not (clerk / "desk" / "welcome.txt").exists()
     (session,) = person.looks("sessions")
-    assert person.looks("receipt", session["session"])["cost_usd"] == 10_000
+    assert person.looks("receipt", session["session"])["cost_usd"] == 0.01
     assert person.looks("verify")["ok"]
 
 

@@ -296,7 +296,7 @@ def test_an_edited_receipt_is_told_by_what_was_edited(halter: Halter, files: tup
     files[0].write_text(json.dumps(said))
     checked = check(halter, files)
     assert checked.exit_code == 1
-    assert "The receipt says 0 for calls[2].cost_usd, and the events make it 500." in checked.stdout
+    assert "The receipt says 0 for calls[2].cost_usd, and the events make it 0.0005." in checked.stdout
 
 
 def test_a_receipt_that_says_one_thing_twice_is_refused(halter: Halter, files: tuple[Path, Path]) -> None:

@@ -15,7 +15,7 @@ from halter import Guard, Output, SessionOver
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
 from halter.core.ids import SortableIds
-from halter.core.money import BudgetRow
+from halter.core.money import BudgetRow, usd
 from halter.core.ports import Query
 from halter.core.usage import ModelName
 from halter.guard.approvals import decide, needs_you
@@ -48,11 +48,11 @@ async def test_a_call_goes_through_the_door_and_leaves_a_receipt(tmp_path: Path)
     async with guard:
         async with guard.session("answer the mail") as session:
             answer = await session.call(send, to="ada")
-        assert (answer.outcome, answer.text, answer.cost_usd) == ("ok", "sent to ada", 70_000)
+        assert (answer.outcome, answer.text, answer.cost_usd) == ("ok", "sent to ada", usd(70_000))
         (made,) = await guard.receipts()
-        assert (made.state, made.terminal_reason, made.cost_usd) == ("COMPLETED", "completed", 70_000)
+        assert (made.state, made.terminal_reason, made.cost_usd) == ("COMPLETED", "completed", usd(70_000))
         report = await guard.report()
-        assert (report.sessions, report.running, report.cost_by_name) == (1, 0, {"send": 70_000})
+        assert (report.sessions, report.running, report.cost_by_name_usd) == (1, 0, {"send": usd(70_000)})
 
 
 async def test_one_call_has_a_session_of_its_own(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from halter.brain.recall import Recalled
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.events import CostCapReached, RequestSettled, SessionParked
-from halter.core.money import Account
+from halter.core.money import Account, usd
 from halter.core.ports import said
 from halter.core.usage import Price
 from halter.guard.approvals import Open, decide, needs_you, raise_cap
@@ -43,7 +43,7 @@ async def exact(story: Story, came: Came, state: str, reason: str) -> None:
     assert (came.state, came.terminal_reason, made.state, made.terminal_reason) == (state, reason, state, reason)
     events = [stored.event for stored in await story.events()]
     charges = [event.charge for event in events if hasattr(event, "charge") and event.charge is not None]
-    assert made.cost_usd == sum(charge.usd for charge in charges)
+    assert made.cost_usd == usd(sum(charge.usd for charge in charges))
     assert made.in_doubt == ()
 
 
@@ -57,7 +57,7 @@ async def test_at_the_cap_the_paid_answer_is_kept_and_the_model_has_last_words(w
     assert story.told()[-1] == "wrap_up"
     assert story.model.asked[-1].tools == ()
     assert story.messages[-1].parts[0].text == "Sent; the rest is open."
-    assert (await story.receipt()).cost_usd <= 1_000_000
+    assert (await story.receipt()).cost_usd <= 1
 
 
 async def test_calls_that_are_asked_for_in_last_words_are_answered_and_not_made(world: World) -> None:
@@ -219,7 +219,7 @@ async def test_what_costs_more_than_the_cap_stops_the_session_and_is_told_truly(
     story = priced(world, [calls("look", usage=used(4000, 200_000)), says("Never said.")])
     came = await story.run("Look.")
     await exact(story, came, "BUDGET_EXCEEDED", "overrun")
-    assert (await story.receipt()).cost_usd == 2_040_000
+    assert (await story.receipt()).cost_usd == usd(2_040_000)
     assert [part.outcome for part in story.results()] == ["ok"]
     assert len(story.model.asked) == 1
 

@@ -8,6 +8,7 @@ import msgspec
 
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import CallSettled, HotStateSeen, RequestSettled, RequestStarted, WakePosted
+from halter.core.money import usd
 from halter.core.ports import Query, Stored
 from halter.guard.approvals import decide, needs_you
 from halter.state.receipt import receipt
@@ -242,7 +243,8 @@ def assert_order(events: list[Stored]) -> None:
 async def assert_costs(world: World, events: list[Stored]) -> None:
     """Every micro-dollar has a purpose, in the receipt and in the log of what was spent."""
     left = receipt(events)
-    assert (left.spent, left.cost_usd, left.overruns, left.in_doubt) == (SPENT, sum(SPENT.values()), (), ())
+    assert left.spent_by_purpose_usd == {purpose: usd(micros) for purpose, micros in SPENT.items()}
+    assert (left.cost_usd, left.overruns, left.in_doubt) == (usd(sum(SPENT.values())), (), ())
     # Two of the turn's spends are the attempts that no provider answered.
     assert set(await world.journal.ask(Query("spent_by_purpose", Spent, {"since": 0}))) == {
         Spent("turn", "scripted:script", 11, SPENT["turn"]),

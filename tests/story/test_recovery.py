@@ -39,7 +39,7 @@ class Deed:
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         permit.use()
         self.keys.append(permit.id)
-        return Output("done", cost=300)
+        return Output("done", cost_micros=300)
 
     async def check(self, arguments: Valid, permit: Permit) -> Happened:
         return self._happened
@@ -69,7 +69,7 @@ async def test_what_may_be_repeated_runs_again_under_the_same_key(world: World, 
     lease, doubt, recovery = await crashed_in(world, tool)
     answer = await recovery.resolve(lease, doubt)
     assert isinstance(answer, Answer)
-    assert (answer.outcome, answer.cost_usd, tool.keys) == ("ok", 300, ["s.1"])
+    assert (answer.outcome, answer.cost_micros, tool.keys) == ("ok", 300, ["s.1"])
     assert await world.store.ask(Query("holds", HoldRow)) == []
 
 

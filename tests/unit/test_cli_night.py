@@ -7,10 +7,11 @@ from rich.console import Console
 
 from halter.cli.night import conclude, screen
 from halter.core.clock import HOUR
+from halter.core.money import usd
 from halter.demo.figures import Incident, Night
 from halter.demo.night import EVENING, Bill, Frame
 
-FRAME = Frame(EVENING + 3 * HOUR, 0.4, Bill(1606, 29_671_332), Bill(25, 341_436))
+FRAME = Frame(EVENING + 3 * HOUR, 0.4, Bill(1606, usd(29_671_332)), Bill(25, usd(341_436)))
 INCIDENT = Incident("stuck", "A stuck item", "It is tried all night.", FRAME.without, FRAME.within, "After 3 runs.", {})
 
 

@@ -20,7 +20,7 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.ids import StreamId, inbox_stream, session_stream
-from halter.core.money import Charge
+from halter.core.money import Charge, usd
 from halter.core.ports import Stored
 from halter.core.vocabulary import Outcome
 from halter.state.receipt import Receipt, brake_of, receipt
@@ -144,7 +144,7 @@ def test_what_simulations_cost_is_told_apart_from_turns() -> None:
         call(),
         CallSettled(call="c1", outcome="ok", charge=Charge(usd=4)),
     )
-    assert (told.spent, told.cost_usd) == ({"turn": 4, "simulation": 3}, 7)
+    assert (told.spent_by_purpose_usd, told.cost_usd) == ({"turn": usd(4), "simulation": usd(3)}, usd(7))
 
 
 def test_what_nobody_knows_is_told_apart_from_what_is_still_in_doubt() -> None:

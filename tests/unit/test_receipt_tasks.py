@@ -20,7 +20,7 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.ids import StreamId, inbox_stream, session_stream
-from halter.core.money import Charge
+from halter.core.money import Charge, usd
 from halter.core.ports import Stored
 from halter.core.usage import Usage
 from halter.core.vocabulary import Outcome
@@ -82,7 +82,7 @@ def test_tokens_and_money_are_added_up_for_each_model() -> None:
         asked("r4", "b:small"),
     )
     large, small = told.models
-    assert (large.model, large.requests, large.failed, large.cost_usd) == ("a:large", 2, 0, 42)
+    assert (large.model, large.requests, large.failed, large.cost_usd) == ("a:large", 2, 0, usd(42))
     assert (large.input_tokens, large.output_tokens, large.cache_read_tokens, large.cache_write_tokens) == (
         150,
         15,
@@ -105,7 +105,7 @@ def test_a_finding_is_told_with_what_its_reviewers_said_and_with_who_they_were()
         ("f1", "withheld", ("a:large",)),
         ("f2", None, ()),
     ]
-    assert [(one.wanted, one.chosen, one.cap) for one in told.judges] == [(3, 1, 4)]
+    assert [(one.wanted, one.chosen, one.most_usd, one.cap_usd) for one in told.judges] == [(3, 1, usd(5), usd(4))]
 
 
 def test_what_was_given_and_what_was_proposed_are_told_apart() -> None:

@@ -6,16 +6,25 @@ from hypothesis import strategies as st
 from halter.app.report import AgentReport, CapLine, Report
 from halter.app.report_message import MOST, REST, message_of
 from halter.core.clock import DAY
+from halter.core.money import NOTHING, usd
 
 
 def made(*needs: str, agents: int = 1) -> Report:
     reports = tuple(
-        AgentReport(agent=f"agent{number}", began=2, ended={"COMPLETED, completed": 2}, runs=2, spent_usd=1_500_000)
+        AgentReport(
+            agent=f"agent{number}", began=2, ended={"COMPLETED, completed": 2}, runs=2, spent_usd=usd(1_500_000)
+        )
         for number in range(agents)
     )
-    caps = (CapLine("fleet", "day/2026-11-15", 20_000_000, 1_500_000, 0),)
+    caps = (CapLine("fleet", "day/2026-11-15", usd(20_000_000), usd(1_500_000), NOTHING),)
     return Report(
-        since=0, until=DAY, agents=reports, spent_usd=1_500_000, spent={"turn": 1_500_000}, caps=caps, needs_you=needs
+        since=0,
+        until=DAY,
+        agents=reports,
+        spent_usd=usd(1_500_000),
+        spent_by_purpose_usd={"turn": usd(1_500_000)},
+        caps=caps,
+        needs_you=needs,
     )
 
 

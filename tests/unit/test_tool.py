@@ -178,7 +178,7 @@ async def test_async_and_blocking_functions_run_and_defaults_are_not_shared() ->
         (b"plain", "plain"),
         (b"\x00\x01", "[2 bytes that are not text, in base64]\nAAE="),
         (b"\xff\xfe", "[2 bytes that are not text, in base64]\n//4="),
-        (Output("text", cost=7), "text"),
+        (Output("text", cost_micros=7), "text"),
     ],
 )
 async def test_any_result_becomes_text(result: Any, text: str) -> None:
@@ -192,7 +192,7 @@ async def test_any_result_becomes_text(result: Any, text: str) -> None:
 async def test_a_function_may_report_its_cost() -> None:
     @tool
     async def give() -> Output:
-        return Output("text", cost=7)
+        return Output("text", cost_micros=7)
 
     assert await give.run(valid(give), permit()) == Output("text", 7)
 

@@ -24,6 +24,7 @@ import msgspec
 
 from halter.app.agent import UNTHINKING, Assembled, unique
 from halter.app.budgets import current_budgets
+from halter.app.desk.money import Budget
 from halter.app.doors import gatehouse_for
 from halter.app.opened import App
 from halter.app.program import Program, ProgramOptions, secrets_of, spoken
@@ -37,7 +38,7 @@ from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.messages import Model
 from halter.core.mind import Mind
-from halter.core.money import BudgetRow
+from halter.core.money import Usd, usd
 from halter.core.newer import left_to_newer
 from halter.core.ports import Lease, Query, Stored, kept
 from halter.core.rows import SessionRow
@@ -67,14 +68,14 @@ class GuardOptions(ProgramOptions, total=False):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a guard's agent did and spent. Amounts are micro-dollars."""
+    """What a guard's agent did and spent. Amounts are dollars."""
 
     agent: str
     sessions: int
     running: int
-    cost_usd: int
-    cost_by_name: Mapping[str, int]
-    budgets: tuple[BudgetRow, ...]
+    cost_usd: Usd
+    cost_by_name_usd: Mapping[str, Usd]
+    budgets: tuple[Budget, ...]
     needs_you: tuple[Open, ...]
 
 
@@ -126,9 +127,9 @@ class Guard(Program["_Opened"]):
             agent=self._agent,
             sessions=len(own),
             running=sum(row.ended_at is None for row in own),
-            cost_usd=sum(by_name.values()),
-            cost_by_name=by_name,
-            budgets=tuple(await current_budgets(opened.app.store, opened.app.clock.now())),
+            cost_usd=usd(sum(by_name.values())),
+            cost_by_name_usd={name: usd(micros) for name, micros in by_name.items()},
+            budgets=tuple(Budget.of(row) for row in await current_budgets(opened.app.store, opened.app.clock.now())),
             needs_you=tuple(await needs_you(opened.app.store, opened.app.clock.now())),
         )
 

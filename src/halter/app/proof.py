@@ -1,13 +1,15 @@
 """Checking a receipt against an exported journal, with no store at hand."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
 
 from halter.core.ids import inbox_stream, session_stream
+from halter.core.money import DOLLAR
 from halter.core.ports import Stored
+from halter.core.public_json import public_json
 from halter.core.text import shorten
 from halter.journal.offline import Checked
 from halter.state.receipt import receipt
@@ -20,6 +22,11 @@ LIMITS: Final = (
 
 TOLD: Final = 50
 """So many differences are told; more would not be read."""
+
+
+AMOUNTS: Final = ("held_usd", "cost_usd")
+LATER: Final = frozenset({"format"})
+"""What no receipt had before 0.8."""
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -35,7 +42,7 @@ class Proof(msgspec.Struct, frozen=True):
 
 def as_written(events: Sequence[Stored], inbox: Sequence[Stored]) -> bytes:
     """Make a receipt as it is written into files."""
-    return msgspec.json.encode(receipt(events, inbox))
+    return public_json(receipt(events, inbox))
 
 
 def said_of(text: bytes) -> dict[str, Any]:
@@ -84,11 +91,42 @@ def _compared(said: dict[str, Any], made: dict[str, Any], events: Sequence[Store
     earlier = _made_earlier(said, events)
     if earlier:
         return [earlier]
+    if "format" not in said:
+        made = first_form(made)
+        notes.insert(0, "The receipt was made by Halter 0.7 or earlier: its amounts are micro-dollars.")
     erased = said.get("erased")
     if type(erased) is int and 0 <= erased < made["erased"]:
         notes.insert(0, "Some of it was erased after the receipt was made.")
         said = {**said, "erased": made["erased"]}
     return [*differences("", said, made)]
+
+
+def first_form(made: dict[str, Any]) -> dict[str, Any]:
+    """Write a receipt as versions before 0.8 did: without a number of its form, and with amounts in micro-dollars."""
+    overruns = [{**each, "amount": _micros(each["amount"], each["unit"])} for each in made["overruns"]]
+    judges = [_renamed(each, {"most_usd": "usd", "cap_usd": "cap"}) for each in made["judges"]]
+    earlier = {**made, "overruns": overruns, "judges": judges}
+    for name in ("calls", "requests"):
+        lines = (_renamed(each, {}) for each in made[name])
+        # Lines left out an amount of nothing.
+        earlier[name] = [{key: each for key, each in line.items() if each != 0 or key not in AMOUNTS} for line in lines]
+    earlier["models"] = [_renamed(each, {}) for each in made["models"]]
+    earlier = _renamed(earlier, {"spent_by_purpose_usd": "spent"})
+    return {key: each for key, each in earlier.items() if key not in LATER}
+
+
+def _renamed(made: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): _micros(each) if key.endswith("_usd") else each for key, each in made.items()}
+
+
+def _micros(amount: Any, unit: str = "usd") -> Any:
+    match amount:
+        case dict():
+            return {key: _micros(each, unit) for key, each in cast("dict[str, Any]", amount).items()}
+        case int() | float() if unit == "usd":
+            return round(amount * DOLLAR)
+        case _:
+            return amount
 
 
 def _made_earlier(said: dict[str, Any], events: Sequence[Stored]) -> str:

@@ -32,7 +32,7 @@ from halter.core.durations import shown_duration
 from halter.core.events import MessageRouted
 from halter.core.ids import FLEET, inbox_stream, may_decide, session_stream
 from halter.core.limits import Spender, accounts
-from halter.core.money import BudgetRow, Leg, shown
+from halter.core.money import BudgetRow, Leg, shown, shown_usd
 from halter.core.ports import Query, Stored
 from halter.core.ports import said as said_in
 from halter.core.rows import AgentRow, HaltRow, SessionRow, Snapshot, StreamRow
@@ -334,7 +334,7 @@ async def last_receipt(speaking: Speaking) -> str:
     ago = shown_duration(max(0, now - row.ended_at))
     lines = (
         f"{row.session} ({row.kind}) ended {ago} ago: {row.state}, {row.terminal_reason}.",
-        f"It took {took} and cost {shown(made.cost_usd)}.",
+        f"It took {took} and cost {shown_usd(made.cost_usd)}.",
         f"It made {_counted(len(made.requests), 'request')} and {_counted(len(made.calls), 'call')}{refused}.",
         f"All of it: halter receipt {row.session}",
     )

@@ -9,7 +9,7 @@ import msgspec
 from halter.app.budgets import current_budgets
 from halter.core.codec import decode
 from halter.core.events import ItemQuarantined, RunsDelayed, RunSkipped, RunStarted
-from halter.core.money import BudgetRow
+from halter.core.money import NOTHING, BudgetRow, Usd, usd
 from halter.core.ports import Query, Store
 from halter.core.rows import DecisionRow, HaltRow, SessionRow
 from halter.core.task_rows import FindingRow, ItemRow, NotificationRow
@@ -33,7 +33,7 @@ class Happened(msgspec.Struct, frozen=True):
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What was spent on one thing, by one agent, for one purpose."""
+    """What was spent on one thing, by one agent, for one purpose, in micro-dollars as the store has it."""
 
     agent: str
     purpose: str
@@ -96,7 +96,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     delayed: tuple[str, ...] = ()
     quarantined: int = 0
     findings: Mapping[str, Mapping[str, int]] = {}
-    spent_usd: int = 0
+    spent_usd: Usd = NOTHING
 
 
 class CapLine(msgspec.Struct, frozen=True):
@@ -104,18 +104,18 @@ class CapLine(msgspec.Struct, frozen=True):
 
     scope: str
     window: str
-    cap: int | None
-    spent: int
-    held: int
+    cap_usd: Usd | None
+    spent_usd: Usd
+    held_usd: Usd
 
     @property
     def percent(self) -> int:
         """Tell how much of the cap is spent or held."""
-        return 0 if not self.cap else 100 * (self.spent + self.held) // self.cap
+        return 0 if not self.cap_usd else int(100 * (self.spent_usd + self.held_usd) // self.cap_usd)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened between two moments, and what needs a person now. Amounts are micro-dollars.
+    """What happened between two moments, and what needs a person now. Amounts are dollars.
 
     Of `decided` the newest are listed.
     """
@@ -123,8 +123,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     since: int
     until: int
     agents: tuple[AgentReport, ...] = ()
-    spent_usd: int = 0
-    spent: Mapping[str, int] = {}
+    spent_usd: Usd = NOTHING
+    spent_by_purpose_usd: Mapping[str, Usd] = {}
     caps: tuple[CapLine, ...] = ()
     decided: tuple[DecisionRow, ...] = ()
     decided_count: int = 0
@@ -167,8 +167,8 @@ def report(found: Gathered) -> Report:
         since=found.since,
         until=found.until,
         agents=tuple(_agents(found)),
-        spent_usd=sum(spent.values()),
-        spent=dict(spent.most_common()),
+        spent_usd=usd(spent.total()),
+        spent_by_purpose_usd={purpose: usd(micros) for purpose, micros in spent.most_common()},
         caps=caps,
         decided=tuple(found.decided[-LISTED:]),
         decided_count=len(found.decided),
@@ -200,7 +200,7 @@ def _agents(found: Gathered) -> Iterable[AgentReport]:
             runs.get(name, AgentReport(agent=name)),
             **made,
             findings={severity: dict(counts) for severity, counts in findings.get(name, {}).items()},
-            spent_usd=spent[name],
+            spent_usd=usd(spent[name]),
         )
 
 
@@ -253,7 +253,8 @@ def _caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
     for row in budgets:
         end = row.ends_at
         if row.unit == "usd" and not row.scope.startswith("session:") and (end is None or end > now):
-            yield CapLine(row.scope, row.window, row.cap, row.spent, row.held)
+            cap = None if row.cap is None else usd(row.cap)
+            yield CapLine(row.scope, row.window, cap, usd(row.spent), usd(row.held))
 
 
 def _badly(found: Gathered) -> Iterable[str]:

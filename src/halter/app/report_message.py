@@ -7,7 +7,7 @@ from halter.app.report import AgentReport, Report
 from halter.core.durations import shown_duration
 from halter.core.events import NotificationQueued
 from halter.core.ids import OUTBOX
-from halter.core.money import shown
+from halter.core.money import shown_usd
 from halter.core.ports import Draft, Write
 from halter.core.task_project import rows_of_event
 from halter.core.telling import Telling
@@ -35,7 +35,7 @@ def message_of(made: Report) -> Message:
     needs = {0: "nothing needs you", 1: "1 thing needs you"}.get(
         len(made.needs_you), f"{len(made.needs_you)} things need you"
     )
-    subject = f"Halter: {needs}; {began} and {shown(made.spent_usd)} in {shown_duration(made.until - made.since)}"
+    subject = f"Halter: {needs}; {began} and {shown_usd(made.spent_usd)} in {shown_duration(made.until - made.since)}"
     return Message(subject, _fitting(_line(line) for line in _lines(made)))
 
 
@@ -69,10 +69,11 @@ def _lines(made: Report) -> Iterable[str]:
         yield f"Ended: {sentence}"
     for agent in made.agents:
         yield _of_an_agent(agent)
-    yield f"Spent: {shown(made.spent_usd)}{_counted(made.spent, money=True)}"
+    by_purpose = {purpose: shown_usd(spent) for purpose, spent in made.spent_by_purpose_usd.items()}
+    yield f"Spent: {shown_usd(made.spent_usd)}{_listed(by_purpose)}"
     for cap in made.caps:
-        if cap.cap is not None:
-            yield f"Cap of {cap.scope} {cap.window}: {shown(cap.spent)} of {shown(cap.cap)}"
+        if cap.cap_usd is not None:
+            yield f"Cap of {cap.scope} {cap.window}: {shown_usd(cap.spent_usd)} of {shown_usd(cap.cap_usd)}"
     if made.decided:
         yield f"Decided: {made.decided_count:,}"
 
@@ -80,17 +81,17 @@ def _lines(made: Report) -> Iterable[str]:
 def _of_an_agent(agent: AgentReport) -> str:
     found = {severity: sum(counts.values()) for severity, counts in agent.findings.items()}
     parts = [
-        f"{agent.began} began{_counted(agent.ended)}",
+        f"{agent.began} began{_listed(agent.ended)}",
         f"{agent.runs} runs" if agent.runs else "",
-        f"skipped{_counted(agent.skipped)}" if agent.skipped else "",
+        f"skipped{_listed(agent.skipped)}" if agent.skipped else "",
         "; ".join(agent.delayed),
         f"{agent.quarantined} quarantined" if agent.quarantined else "",
-        f"findings{_counted(found)}" if found else "",
-        shown(agent.spent_usd),
+        f"findings{_listed(found)}" if found else "",
+        shown_usd(agent.spent_usd),
     ]
     return f"{agent.agent}: {', '.join(part for part in parts if part)}"
 
 
-def _counted(counts: Mapping[str, int], *, money: bool = False) -> str:
-    told = ", ".join(f"{name} {shown(number) if money else number}" for name, number in counts.items())
+def _listed(counts: Mapping[str, object]) -> str:
+    told = ", ".join(f"{name} {each}" for name, each in counts.items())
     return f" ({told})" if told else ""

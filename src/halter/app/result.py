@@ -11,7 +11,6 @@ from halter.brain.loop import Loop
 from halter.brain.turn import ASK_USER, FINAL_ANSWER, TROUBLE
 from halter.core.errors import HalterError
 from halter.core.messages import Message, ToolCall, ToolResult
-from halter.core.money import DOLLAR
 from halter.core.usage import Usage
 from halter.core.vocabulary import ENDS, State
 from halter.state.receipt import Receipt
@@ -78,7 +77,7 @@ def result_of(came: Came, loop: Loop, receipt: Receipt) -> Result[Any]:
         sentence=came.sentence,
         question=_question(messages) if turn.why == "asked" else "",
         usage=_used(receipt),
-        cost_usd=Decimal(receipt.cost_usd) / DOLLAR,
+        cost_usd=receipt.cost_usd,
         receipt=receipt,
         messages=tuple(messages),
         near_budget=loop.near_budget(),

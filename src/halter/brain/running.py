@@ -153,7 +153,7 @@ class Running(Resting):
             answers |= {answer.call: answer for answer in tried if isinstance(answer, Answer)}
             beside = self._gatehouse.paid_beside(self.lease.session)
             overrun = overrun or beside.overrun
-            self._spend(beside.usd + sum(each.cost_usd for each in tried if isinstance(each, Answer)), beside.tokens)
+            self._spend(beside.usd + sum(each.cost_micros for each in tried if isinstance(each, Answer)), beside.tokens)
             waiting = await self._waited_for(list(zip(waiting, tried, strict=True)))
         found = [answers[call.id] for call in calls]
         return [msgspec.structs.replace(answer, overrun=True) for answer in found] if overrun else found
@@ -247,7 +247,7 @@ class Running(Resting):
         """Look at something again and again; what is no more than a look leaves no trace."""
         answer = await self._gatehouse.look(self.lease, self.standing, call, self._tools)
         if isinstance(answer, Answer):
-            self._spend(answer.cost_usd)
+            self._spend(answer.cost_micros)
             self.overrun = self.overrun or answer.overrun
         return answer
 

@@ -14,6 +14,8 @@ from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 from rich.text import Text
 
+from halter.core.public_json import public_json
+
 NARROWEST: Final = 60
 """Columns of a screen below which a table is never readable."""
 
@@ -80,8 +82,8 @@ def harmless(text: str) -> Text:
 
 
 def answer_json(value: object) -> None:
-    """Print a value as JSON; amounts stay integers of micro-dollars, times integers of microseconds."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode() + "\n")
+    """Print a value as JSON; amounts are dollars, times integers of microseconds."""
+    sys.stdout.write(msgspec.json.format(public_json(value), indent=2).decode() + "\n")
 
 
 def answer_line(value: object) -> None:
@@ -92,7 +94,7 @@ def answer_line(value: object) -> None:
 
 def json_line(value: object) -> bytes:
     """Write a value as one line of JSON."""
-    return msgspec.json.encode(value, enc_hook=str) + b"\n"
+    return public_json(value) + b"\n"
 
 
 def answer_table(

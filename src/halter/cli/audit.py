@@ -17,7 +17,7 @@ from halter.cli.command import WRONG_USE, JsonOption, StoreOption, desk_of, dura
 from halter.cli.cursor import Cursor, cursor_path, is_name, read_cursor, write_cursor
 from halter.cli.export import OUTPUT, sink
 from halter.core.ids import StreamId, is_inbox, session_of
-from halter.core.money import shown
+from halter.core.money import shown_usd
 from halter.core.ports import EVERY_STREAM, Change, Query, Store, Stored
 from halter.core.text import counted
 from halter.state.audit import AuditEntry, AuditFound, as_it_was, concluded, entry, with_words
@@ -87,7 +87,7 @@ def _show(back: int, wanted: Wanted, store: str | None, *, as_json: bool) -> Non
             e.risk_level,
             e.outcome or "under way",
             e.decided_by,
-            shown(e.cost_usd),
+            shown_usd(e.cost_usd),
             e.input_summary,
             e.output_summary,
         ]
@@ -103,7 +103,7 @@ def _from(app: App, back: int, wanted: Wanted) -> Wanted:
 def _print(entries: Sequence[AuditEntry]) -> None:
     for e in entries:
         by = f", agreed to by {e.decided_by}" if e.decided_by else ""
-        cost = f" {shown(e.cost_usd)}" if e.cost_usd else ""
+        cost = f" {shown_usd(e.cost_usd)}" if e.cost_usd else ""
         level = f"{e.capability_level} {e.risk_level}".strip()
         say(
             f"{written(e.created_at)} {e.agent} {e.tool} ({level}) {e.outcome}{cost}{by}  {e.input_summary}",

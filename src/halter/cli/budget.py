@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from halter.app.desk import money
-from halter.app.desk.money import Direction, amount_of
+from halter.app.desk.money import Budget, Direction, amount_of
 from halter.cli.answer import answer_json, answer_table, say
 from halter.cli.command import (
     WRONG_USE,
@@ -19,7 +19,7 @@ from halter.cli.command import (
     with_app,
 )
 from halter.cli.plain import PlainCommand, PlainGroup
-from halter.core.money import BudgetRow, shown
+from halter.core.money import shown, shown_in, shown_usd
 
 
 def build() -> typer.Typer:
@@ -68,21 +68,17 @@ def show(*, store: StoreOption = None, as_json: JsonOption = False, everything: 
     answer_table(
         "Spent in the last 24 hours",
         ["agent", "purpose", "on", "times", "cost"],
-        [[line.agent, line.purpose, line.name, str(line.spends), shown(line.usd)] for line in found.last_day],
+        [[line.agent, line.purpose, line.name, str(line.spends), shown_usd(line.spent_usd)] for line in found.last_day],
         right="times cost",
         empty="Nothing was spent in the last 24 hours.",
     )
 
 
-def _budget_line(row: BudgetRow) -> list[str]:
-    cap = "none" if row.cap is None else _written(row, row.cap)
-    left = "" if row.cap is None else _written(row, row.cap - row.spent - row.held)
-    spent, held = _written(row, row.spent), _written(row, row.held)
+def _budget_line(row: Budget) -> list[str]:
+    cap = "none" if row.cap is None else shown_in(row.cap, row.unit)
+    left = "" if row.cap is None else shown_in(row.cap - row.spent - row.held, row.unit)
+    spent, held = shown_in(row.spent, row.unit), shown_in(row.held, row.unit)
     return [row.scope, row.window or "its life", cap, spent, held, left, row.cap_by or "config"]
-
-
-def _written(row: BudgetRow, amount: int) -> str:
-    return shown(amount) if row.unit == "usd" else f"{amount:,} {row.unit}"
 
 
 CapArgument = Annotated[str, typer.Argument(help="The new cap in dollars, or none.")]
@@ -127,9 +123,9 @@ def _change(
     direction: Direction, scope: str, cap: str, window: str, reason: str, store: str | None, *, as_json: bool
 ) -> None:
     amount = saying_errors(lambda: amount_of(cap))
-    event = with_app(store, lambda app: money.change_cap(desk_of(app), direction, scope, amount, window, reason))
+    changed = with_app(store, lambda app: money.change_cap(desk_of(app), direction, scope, amount, window, reason))
     if as_json:
-        answer_json(event)
+        answer_json(changed)
         return
     limit = "no cap" if amount is None else f"a cap of {shown(amount)}"
     say(f"{scope} has {limit} now; it stands in the journal with your name.")

@@ -97,7 +97,7 @@ def screen(frames: "dict[str, Frame]", width: int) -> RenderableType:
 def _pair(bill: "Bill", style: str) -> tuple[Text, Text]:
     from halter.demo.figures import cents
 
-    return Text(counted(bill.requests, "request")), Text(cents(bill.usd), style)
+    return Text(counted(bill.requests, "request")), Text(cents(bill.cost_usd), style)
 
 
 def _block(title: str, frame: "Frame") -> Text:
@@ -128,8 +128,8 @@ def conclude(night: "Night") -> None:
     answer_table("The worst night", columns, rows)
     passed = counted(night.overruns, "time") if night.overruns else "never"
     say(
-        f"A plain loop paid {cents(night.without.usd)} for {counted(night.without.requests, 'request')}. Halter paid "
-        f"{cents(night.within.usd)} for {night.within.requests:,}; a cap was {passed} passed.",
+        f"A plain loop paid {cents(night.without.cost_usd)} for {counted(night.without.requests, 'request')}. "
+        f"Halter paid {cents(night.within.cost_usd)} for {night.within.requests:,}; a cap was {passed} passed.",
         at_once=True,
     )
 
@@ -137,4 +137,4 @@ def conclude(night: "Night") -> None:
 def _bill(bill: "Bill") -> str:
     from halter.demo.figures import cents
 
-    return f"{cents(bill.usd)}\n{counted(bill.requests, 'request')}"
+    return f"{cents(bill.cost_usd)}\n{counted(bill.requests, 'request')}"

@@ -13,7 +13,7 @@ from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fai
 from halter.cli.named import session_meant
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, may_decide
-from halter.core.money import shown
+from halter.core.money import shown_usd
 from halter.core.playbook import Step
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
@@ -128,7 +128,7 @@ def _given(inputs: Sequence[str]) -> dict[str, str]:
 
 def stepped(step: Step, answer: Answer) -> None:
     """Show what became of a step."""
-    cost = f" {shown(answer.cost_usd)}" if answer.cost_usd else ""
+    cost = f" {shown_usd(answer.cost_usd)}" if answer.cost_usd else ""
     first = shorten(clean(answer.text).strip().partition("\n")[0], WIDEST)
     say(f"  {answer.outcome:<8} {step.call}{f' as {step.name}' if step.name else ''}{cost}  {first}", at_once=True)
 

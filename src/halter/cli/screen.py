@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from halter.cli.answer import harmless, say, warn
 from halter.core.messages import StreamChunk, ToolCall
-from halter.core.money import shown
+from halter.core.money import shown, shown_usd
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
 from halter.guard.chokepoint import Answer, NeedsPerson
@@ -47,7 +47,7 @@ class Screen:
 
     def did(self, call: ToolCall, answer: Answer) -> None:
         """Show what became of a call."""
-        cost = f" {shown(answer.cost_usd)}" if answer.cost_usd else ""
+        cost = f" {shown_usd(answer.cost_usd)}" if answer.cost_usd else ""
         first = shorten(clean(answer.text).strip().partition("\n")[0], WIDEST)
         arguments = shorten(clean(call.arguments), 60)
         self.beside(f"  {answer.outcome:<8} {call.tool} {arguments}{cost}  {first}")

@@ -23,7 +23,7 @@ from halter.cli.named import all_events, session_meant
 from halter.cli.screen import Screen
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, may_decide, new_worker, session_stream
-from halter.core.money import shown
+from halter.core.money import shown_usd
 from halter.core.vocabulary import State, Verdict
 from halter.guard.approvals import decide
 from halter.guard.chokepoint import NeedsPerson
@@ -307,7 +307,7 @@ def _tell(result: Any, agent: Path, *, as_json: bool) -> None:
         warn(f'Answer it: halter run {quote(str(agent))} --resume {result.session} "your answer"', "dim")
     elif not result.ok:
         warn(f"{result.state}: {result.terminal_reason or 'the turn ended early'}. {result.sentence}".strip())
-    warn(f"{result.state}, {shown(result.receipt.cost_usd)}. Its receipt: halter receipt {result.session}", "dim")
+    warn(f"{result.state}, {shown_usd(result.cost_usd)}. Its receipt: halter receipt {result.session}", "dim")
 
 
 def _as_object(result: Any) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def _as_object(result: Any) -> dict[str, Any]:
         "text": result.text,
         "question": result.question,
         "sentence": result.sentence,
-        "cost_usd": result.receipt.cost_usd,
+        "cost_usd": result.cost_usd,
         "usage": msgspec.to_builtins(result.usage),
         "steps": sum(line.purpose == "turn" for line in result.receipt.requests),
         "calls": len(result.receipt.calls),

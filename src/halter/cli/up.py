@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
@@ -31,6 +32,7 @@ from halter.cli.view import View
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, session_of
+from halter.core.money import usd
 from halter.core.ports import Query
 from halter.core.rows import AgentRow
 from halter.core.text import counted, listed
@@ -210,7 +212,7 @@ def on(
     Of a folder it is said before what a night may cost at worst, and what the agent costs if nothing happens.
     """
 
-    async def job(app: App) -> tuple[str, bool, dict[str, int | None]]:
+    async def job(app: App) -> tuple[str, bool, dict[str, Decimal | None]]:
         from halter.app.desk.steering import switch
 
         only_a_person(app, "switch an agent on")
@@ -227,7 +229,7 @@ def on(
     _unless(known, name)
 
 
-async def _costs(app: App, folder: Path, name: str, *, as_json: bool) -> dict[str, int | None]:
+async def _costs(app: App, folder: Path, name: str, *, as_json: bool) -> dict[str, Decimal | None]:
     """Say what an agent may cost before it is switched on, if its folder is named and can be read."""
     if not (folder / AGENT_FILE).is_file():
         return {}
@@ -241,7 +243,8 @@ async def _costs(app: App, folder: Path, name: str, *, as_json: bool) -> dict[st
     found = await costs(app.store, written.policy, written.read, app.clock.now())
     for sentence in () if as_json else (await at_most(app, written.policy), *found.told()):
         say(sentence, at_once=True)
-    return {"worst_night_usd": found.worst_night, "idle_month_usd": found.idle_month}
+    amounts = {"worst_night_usd": found.worst_night, "idle_month_usd": found.idle_month}
+    return {name: None if micros is None else usd(micros) for name, micros in amounts.items()}
 
 
 def off(

@@ -1,13 +1,14 @@
 """Money (and tokens) as holds: reserve an upper bound in every scope, act, settle with the truth.
 
 Amounts are integers: micro-dollars for the unit `usd`, plain counts for `tokens` and `requests`. The rules are here,
-pure; the rows they look at are locked by whoever asks, so what is decided is what is written.
+pure; the rows they look at are locked by whoever asks, so what is decided is what is written. What leaves the program
+is dollars: `usd` turns one into the other, and a public name that ends in `_usd` holds what it returns.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, Decimal
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
@@ -31,6 +32,20 @@ COUNTABLE: Final = 2**63
 """Where the whole numbers of a store end."""
 
 
+Usd = Annotated[Decimal, msgspec.Meta(description="Dollars, exact to six decimals.")]
+"""An amount as people and programs are shown it."""
+
+Amount = Annotated[Decimal, msgspec.Meta(description="Dollars where the unit is `usd`, else a count.")]
+"""An amount whose unit is named beside it."""
+
+NOTHING: Final = Decimal(0)
+
+
+def usd(micros: int) -> Decimal:
+    """Turn micro-dollars into dollars, exactly."""
+    return Decimal(micros) / DOLLAR
+
+
 def dollars(amount: str | float | Decimal) -> int:
     """Turn dollars as people write them into micro-dollars, rounded up: a bound must not shrink."""
     return int((Decimal(str(amount)) * DOLLAR).to_integral_value(ROUND_CEILING))
@@ -40,6 +55,21 @@ def shown(micros: int) -> str:
     """Write an amount for people: cents, and finer only where there is something finer."""
     sign, (whole, rest) = ("-" if micros < 0 else ""), divmod(abs(micros), DOLLAR)
     return f"{sign}${whole:,}.{f'{rest:06}'.rstrip('0'):0<2}"
+
+
+def shown_usd(amount: Decimal) -> str:
+    """Write an amount in dollars for people."""
+    return shown(int(amount * DOLLAR))
+
+
+def in_unit(amount: int, unit: Unit) -> Decimal:
+    """Write an amount in its unit as programs are shown it: money in dollars."""
+    return usd(amount) if unit == "usd" else Decimal(amount)
+
+
+def shown_in(amount: Decimal, unit: Unit) -> str:
+    """Write an amount in its unit for people."""
+    return shown_usd(amount) if unit == "usd" else f"{amount:,} {unit}"
 
 
 def believable(amount: int) -> bool:

@@ -89,13 +89,13 @@ class Happening(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """What a call gave: text for the model, and its true cost in micro-dollars if the tool knows it.
+    """What a call gave: text for the model, and its true cost in micro-dollars (1,000,000 a dollar) if it is known.
 
     `happened` is written down with it.
     """
 
     text: str
-    cost: int | None = None
+    cost_micros: int | None = None
     happened: tuple[Happening, ...] = ()
 
 

@@ -1,13 +1,14 @@
 """What the worst night came to, in figures and words. Nothing here is typed in: all of it is read from the journals."""
 
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Final, TypeVar
 
 import msgspec
 
 from halter.core.events import ItemQuarantined, OverrunIncurred, RequestRefused, TurnSkipped, TurnStarted
-from halter.core.money import DOLLAR
+from halter.core.money import NOTHING
 from halter.core.vocabulary import State
 from halter.demo.night import Bill, Lived
 from halter.demo.provider import MODEL
@@ -59,13 +60,13 @@ def night(incidents: Sequence[Incident]) -> Night:
     return Night(str(MODEL), incidents, without, within, overruns)
 
 
-def cents(usd: int) -> str:
+def cents(usd: Decimal) -> str:
     """Write an amount to the cent, as people compare them."""
-    return f"${usd / DOLLAR:,.2f}"
+    return f"${usd:,.2f}"
 
 
 def _sum(bills: Sequence[Bill]) -> Bill:
-    return Bill(sum(bill.requests for bill in bills), sum(bill.usd for bill in bills))
+    return Bill(sum(bill.requests for bill in bills), sum((bill.cost_usd for bill in bills), NOTHING))
 
 
 def _stuck(lived: Lived) -> str:

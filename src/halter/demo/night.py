@@ -18,6 +18,7 @@ from halter.app.up import Up
 from halter.core.clock import HOUR
 from halter.core.events import RequestSettled
 from halter.core.messages import Model
+from halter.core.money import NOTHING, Usd, usd
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow, SpendRow
 from halter.demo.plain import Loop
@@ -32,10 +33,10 @@ EVENING: Final = START + 22 * HOUR
 
 
 class Bill(msgspec.Struct, frozen=True):
-    """What was asked for, and what it came to, in micro-dollars."""
+    """What was asked for, and what it came to."""
 
     requests: int = 0
-    usd: int = 0
+    cost_usd: Usd = NOTHING
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -83,10 +84,10 @@ async def _lived(scene: Scene, world: World, home: Path, watch: Watch) -> Lived:
     while world.now < until:
         await world.advance(scene.frame)
         share = 1 - (until - world.now) / scene.span
-        watch(Frame(world.now, share, Bill(without.requests, without.usd), await _spent(world)))
+        watch(Frame(world.now, share, Bill(without.requests, usd(without.usd)), await _spent(world)))
     events = await _events(world)
     sessions = await world.journal.ask(Query("all_sessions", SessionRow))
-    return Lived(scene, Bill(without.requests, without.usd), billed(events), events, sessions)
+    return Lived(scene, Bill(without.requests, usd(without.usd)), billed(events), events, sessions)
 
 
 def _furnished(scene: Scene, folder: Path) -> Path:
@@ -108,7 +109,7 @@ def _up(world: World, home: Path, model: Model) -> Up:
 
 async def _spent(world: World) -> Bill:
     spends = await world.journal.ask(Query("all_spends", SpendRow))
-    return Bill(sum(spend.input_tokens > 0 for spend in spends), sum(spend.usd for spend in spends))
+    return Bill(sum(spend.input_tokens > 0 for spend in spends), usd(sum(spend.usd for spend in spends)))
 
 
 async def _events(world: World) -> Sequence[Stored]:
@@ -118,4 +119,4 @@ async def _events(world: World) -> Sequence[Stored]:
 def billed(events: Sequence[Stored]) -> Bill:
     """Add up what a journal says was asked and paid."""
     settled = [stored.event for stored in events if isinstance(stored.event, RequestSettled)]
-    return Bill(len(settled), sum(event.charge.usd for event in settled if event.charge is not None))
+    return Bill(len(settled), usd(sum(event.charge.usd for event in settled if event.charge is not None)))

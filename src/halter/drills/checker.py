@@ -308,4 +308,5 @@ def _account(facts: Mapping[str, Any]) -> Account:
 
 def _name(account: Account) -> str:
     scope, window, unit = account
+    unit = "micro-dollars" if unit == "usd" else unit
     return f"{scope} {window} ({unit})" if window else f"{scope} ({unit})"

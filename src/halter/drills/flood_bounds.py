@@ -67,9 +67,9 @@ def too_many_tokens(outside: Outside, budget: int) -> Iterator[str]:
 def too_much_money(promised: Promised, left: Left, outside: Outside) -> Iterator[str]:
     """Check what was spent against the caps, and against what the model really asked for."""
     if left.spent > promised.session_cap:
-        yield f"spent {left.spent} of {promised.session_cap}."
+        yield f"spent {left.spent} of {promised.session_cap} micro-dollars."
     if left.spent_in_a_day > promised.day_cap:
-        yield f"spent {left.spent_in_a_day} in a day, of {promised.day_cap}."
+        yield f"spent {left.spent_in_a_day} in a day, of {promised.day_cap} micro-dollars."
     yield from wrong_charges(promised.price, left.events, outside)
 
 
@@ -83,7 +83,7 @@ def wrong_charges(price: float, events: Sequence[Fact], outside: Outside) -> Ite
             usage = used[facts["request"]]
             bill, charged = (usage.input_tokens + usage.output_tokens) * price, facts["charge"].get("usd", 0)
             if not bill <= charged < bill + 1:
-                yield f"was charged {charged} for {facts['request']}, which cost {bill:g}."
+                yield f"was charged {charged} micro-dollars for {facts['request']}, which cost {bill:g}."
 
 
 def too_many_actions(sent: Sequence[int], most: int) -> Iterator[str]:

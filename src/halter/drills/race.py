@@ -90,7 +90,7 @@ def _unused(found: Found) -> list[str]:
     spent = sum(sums.spent for (scope, _, _), sums in found.budgets.items() if scope == "fleet")
     if spent > MUST_USE * ONE_CAP:
         return []
-    return [f"The sessions were refused with {spent} spent of {ONE_CAP}: more than 5 % was left unused."]
+    return [f"The sessions were refused with {spent} of {ONE_CAP} micro-dollars spent: more than 5 % was left unused."]
 
 
 def _for_real(ground: Ground, started: Children, crowd: Crowd, purse: type[Purse], *, rough: bool) -> Report:

@@ -10,6 +10,7 @@ There is no other way to a tool: what runs behind this door needs a permit, and 
 
 import asyncio
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import partial
 from typing import Final
 
@@ -19,6 +20,7 @@ from halter.core.clock import SECOND, Clock
 from halter.core.errors import ToolError
 from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapReached, DecisionAsked, OverrunIncurred
 from halter.core.ids import session_stream
+from halter.core.money import usd
 from halter.core.ports import Committed, Lease, Store, Write, kept, said
 from halter.core.text import from_body, to_body
 from halter.core.tools import Failed, Happened, Happening, Output, Permit, Tool, Unstoppable, Valid
@@ -43,12 +45,17 @@ class Answer(msgspec.Struct, frozen=True):
     call: str
     outcome: Outcome
     text: str
-    cost_usd: int = 0
+    cost_micros: int = 0
     duration_ms: int = 0
     cap: CostCapReached | None = None
     overrun: bool = False
     simulation: str = ""
     partial: str = ""
+
+    @property
+    def cost_usd(self) -> Decimal:
+        """What it cost, in dollars."""
+        return usd(self.cost_micros)
 
 
 class NeedsPerson(msgspec.Struct, frozen=True):
@@ -220,7 +227,7 @@ class Door:
         except Failed as failure:
             return self._failed("error", str(failure), failure.partial)
         happened = tuple(self._masked_happening(each) for each in output.happened)
-        return Truth("ok", usd=output.cost, body=self._masked(to_body(output.text)), happened=happened)
+        return Truth("ok", usd=output.cost_micros, body=self._masked(to_body(output.text)), happened=happened)
 
     def _masked_happening(self, each: Happening) -> Happening:
         return each if each.body is None else msgspec.structs.replace(each, body=self._masked(each.body))
@@ -240,7 +247,7 @@ class Door:
             call=flight.id,
             outcome=truth.outcome,
             text=truth.error or said,
-            cost_usd=charged(flight, truth)[0],
+            cost_micros=charged(flight, truth)[0],
             duration_ms=took,
             overrun=any(isinstance(stored.event, OverrunIncurred) for stored in settled.events),
             partial=said if truth.error else "",

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from halter.app import App
 from halter.app.desk import Desk
 from halter.core.errors import ConfigError, NotDone, NotDoneWhy, StoreError, StoreUnavailable
+from halter.core.public_json import public_builtins, public_json
 from halter.core.text import clean
 from halter.server.entrance import BROKEN, WHO
 from halter.server.feed import Feed
@@ -85,12 +86,12 @@ ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def encoded(value: object) -> bytes:
-    """Write an answer; amounts stay integers of micro-dollars, times integers of microseconds."""
+    """Write an answer; amounts are dollars, times integers of microseconds."""
     try:
-        return msgspec.json.encode(value, enc_hook=str)
+        return public_json(value)
     except UnicodeEncodeError:
         # Somebody's text holds half a character, which JSON has no way to say.
-        return msgspec.json.encode(_cleaned(msgspec.to_builtins(value, enc_hook=str)))
+        return public_json(_cleaned(public_builtins(value)))
 
 
 def _cleaned(value: Any) -> Any:

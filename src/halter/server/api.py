@@ -14,6 +14,7 @@ from halter.app.desk.workers import Worker
 from halter.app.keeping import Left
 from halter.app.planned import Plan
 from halter.app.report import Report
+from halter.core.public_json import with_numbers
 from halter.core.rows import HaltRow, RuleRow, SessionRow
 from halter.server import doing, reading
 from halter.server.answers import ERRORS, JSON, Error, add_errors, answering
@@ -86,6 +87,7 @@ def description() -> dict[str, Any]:
 def _add_routes(api: FastAPI) -> None:
     kinds = [kind for _, _, kind in (*READ, *DO)]
     schemas, components = msgspec.json.schema_components([*kinds, Error], ref_template=_REF)
+    schemas, components = with_numbers(list(schemas)), with_numbers(components)
     for (path, handler, _), schema in zip((*READ, *DO), schemas, strict=False):
         kind = LINES if handler is reading.export_audit else JSON
         answer = {"description": "Done", "content": {kind: {"schema": schema}}}

@@ -10,6 +10,7 @@ import msgspec
 
 from halter.core.events import CallRefused, CallSettled
 from halter.core.ids import Digest
+from halter.core.money import Usd, usd
 from halter.core.ports import Store, Stored
 from halter.core.text import clean, from_body
 
@@ -27,7 +28,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     decision: str
     decided_by: str
     outcome: str
-    cost_usd: int
+    cost_usd: Usd
     duration_ms: int
     session: str
     call: str
@@ -36,7 +37,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditFound(msgspec.Struct, frozen=True):
-    """A row as the store answers it, with the bodies of its two events."""
+    """A row as the store answers it, its cost in micro-dollars, with the bodies of its two events."""
 
     call: str
     session: str
@@ -118,7 +119,7 @@ def entry(found: AuditFound) -> AuditEntry:
         decision=found.decision,
         decided_by=found.decided_by,
         outcome=found.outcome,
-        cost_usd=found.cost_usd,
+        cost_usd=usd(found.cost_usd),
         duration_ms=found.duration_ms,
         session=found.session,
         call=found.call,

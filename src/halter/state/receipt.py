@@ -7,6 +7,7 @@ that, a receipt tells of an answer only what the session made of it.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -32,7 +33,7 @@ from halter.core.events import (
     Unknown,
     WakePosted,
 )
-from halter.core.money import Charge, Leg
+from halter.core.money import NOTHING, Charge, Leg, Usd, in_unit, usd
 from halter.core.ports import Stored
 from halter.core.vocabulary import Origin, Outcome, SessionKind, State
 from halter.state.receipt_lines import (
@@ -44,6 +45,7 @@ from halter.state.receipt_lines import (
     Heard,
     Line,
     ModelLine,
+    OverrunLine,
     TurnLine,
     by_model,
 )
@@ -63,16 +65,22 @@ BY_RULE: Final = ", always, by rule "
 """What stands between a person's name and a rule's, where a call was agreed to by a rule."""
 
 
-class Receipt(msgspec.Struct, frozen=True):
-    """What a session leaves in a person's hand. Amounts are micro-dollars, times microseconds.
+FORMAT: Final = 2
+"""Which form a receipt has. The first had no number, and its amounts were micro-dollars."""
 
-    `passed` counts what each brake let through, `spent` what each purpose cost, `anonymized` the values of each kind
-    that requests did not send. `in_doubt` has no outcome yet; `unknown_calls` have one, which is that nobody knows it.
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What a session leaves in a person's hand. Amounts are dollars, times microseconds.
+
+    `passed` counts what each brake let through, `spent_by_purpose_usd` says what each purpose cost, `anonymized` counts
+    the values of each kind that requests did not send. `in_doubt` has no outcome yet; `unknown_calls` have one, which
+    is that nobody knows it.
     `unknown` counts events that this program cannot read. `folder` is the digest of the agent's folder as it was when
     the session began, `definition` that of what it said. `hash` and `inbox_hash` are those of the last events that the
-    receipt was made from: whoever has the journal can check it against them.
+    receipt was made from: whoever has the journal can check it against them. `format` is the number of this form.
     """
 
+    format: int = FORMAT
     session: str = ""
     agent: str = ""
     kind: SessionKind = "task"
@@ -88,9 +96,9 @@ class Receipt(msgspec.Struct, frozen=True):
     started_at: int = 0
     ended_at: int | None = None
     wakes: int = 0
-    cost_usd: int = 0
-    held_usd: int = 0
-    spent: Mapping[str, int] = {}
+    cost_usd: Usd = NOTHING
+    held_usd: Usd = NOTHING
+    spent_by_purpose_usd: Mapping[str, Usd] = {}
     anonymized: Mapping[str, int] = {}
     calls: tuple[Line, ...] = ()
     requests: tuple[Line, ...] = ()
@@ -113,7 +121,7 @@ class Receipt(msgspec.Struct, frozen=True):
     routes: tuple[RouteLine, ...] = ()
     heard: tuple[Heard, ...] = ()
     children: tuple[ChildLine, ...] = ()
-    overruns: tuple[OverrunIncurred, ...] = ()
+    overruns: tuple[OverrunLine, ...] = ()
     in_doubt: tuple[str, ...] = ()
     unknown_calls: tuple[str, ...] = ()
     events: int = 0
@@ -162,7 +170,7 @@ def _call(event: CallStarted, at: int) -> Line:
         name=event.tool,
         purpose=event.purpose,
         started_at=at,
-        held_usd=_usd(event.legs),
+        held_usd=_held(event.legs),
         level=event.level,
         risk=event.risk or "",
         effect=event.effect,
@@ -181,28 +189,28 @@ def _request(event: RequestStarted, at: int) -> Line:
         name=event.model,
         purpose=event.purpose,
         started_at=at,
-        held_usd=_usd(event.legs),
+        held_usd=_held(event.legs),
         observed=event.observed,
         anonymized=event.anonymized,
     )
 
 
 def _settled(line: Line, stored: Stored, outcome: Outcome, charge: Charge | None, error: str) -> Line:
-    cost = charge.usd if charge else 0
+    cost = usd(charge.usd if charge else 0)
     return msgspec.structs.replace(line, outcome=outcome, settled_at=stored.at, cost_usd=cost, error=error)
 
 
-def _usd(legs: tuple[Leg, ...]) -> int:
-    return max((leg.amount for leg in legs if leg.unit == "usd"), default=0)
+def _held(legs: tuple[Leg, ...]) -> Decimal:
+    return usd(max((leg.amount for leg in legs if leg.unit == "usd"), default=0))
 
 
 def _summed(made: Receipt, calls: tuple[Line, ...], requests: tuple[Line, ...]) -> Receipt:
     """Add up what follows from all calls and requests together."""
     lines = (*calls, *requests)
-    spent: Counter[str] = Counter()
+    spent: dict[str, Decimal] = {}
     hidden: Counter[str] = Counter()
     for line in lines:
-        spent[line.purpose] += line.cost_usd
+        spent[line.purpose] = spent.get(line.purpose, NOTHING) + line.cost_usd
         hidden.update(line.anonymized)
     by_rule = (line.decided_by.partition(BY_RULE)[2] for line in calls)
     return msgspec.structs.replace(
@@ -210,9 +218,9 @@ def _summed(made: Receipt, calls: tuple[Line, ...], requests: tuple[Line, ...]) 
         calls=calls,
         requests=requests,
         models=by_model(requests),
-        cost_usd=sum(spent.values()),
-        held_usd=sum(line.held_usd for line in lines),
-        spent=dict(spent),
+        cost_usd=sum(spent.values(), NOTHING),
+        held_usd=sum((line.held_usd for line in lines), NOTHING),
+        spent_by_purpose_usd=spent,
         anonymized=dict(sorted(hidden.items())),
         passed=_passed(lines),
         rules=tuple(dict.fromkeys(rule for rule in by_rule if rule)),
@@ -270,11 +278,16 @@ def _other(made: Receipt, stored: Stored) -> Receipt:
             asked = Decision(event.decision, event.about, event.name, event.subject, stored.at)
             return msgspec.structs.replace(made, decisions=(*made.decisions, asked))
         case OverrunIncurred():
-            return msgspec.structs.replace(made, overruns=(*made.overruns, event))
+            return msgspec.structs.replace(made, overruns=(*made.overruns, _overrun(event)))
         case Unknown():
             return msgspec.structs.replace(made, unknown=made.unknown + 1)
         case _:
             return made
+
+
+def _overrun(event: OverrunIncurred) -> OverrunLine:
+    amount = in_unit(event.amount, event.unit)
+    return OverrunLine(event.hold, event.scope, event.window, event.unit, amount)
 
 
 def _stepped(made: Receipt, line: Line) -> Receipt:

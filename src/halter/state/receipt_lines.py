@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from halter.core.money import NOTHING, Amount, Unit, Usd
 from halter.core.usage import Usage
 from halter.core.vocabulary import Cause, Origin, Outcome, Purpose
 
@@ -23,8 +24,8 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     purpose: Purpose
     started_at: int
-    held_usd: int = 0
-    cost_usd: int = 0
+    held_usd: Usd = NOTHING
+    cost_usd: Usd = NOTHING
     outcome: Outcome | None = None
     settled_at: int | None = None
     usage: Usage | None = None
@@ -106,8 +107,18 @@ class ModelLine(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
-    held_usd: int = 0
-    cost_usd: int = 0
+    held_usd: Usd = NOTHING
+    cost_usd: Usd = NOTHING
+
+
+class OverrunLine(msgspec.Struct, frozen=True):
+    """By how much something passed a cap, in the unit of that cap."""
+
+    hold: str
+    scope: str
+    window: str
+    unit: Unit
+    amount: Amount
 
 
 class ChildLine(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from halter.core.events import (
     SessionResumed,
 )
 from halter.core.left import Reviewed, Severity, Support
+from halter.core.money import Usd, usd
 from halter.core.ports import Stored
 from halter.core.vocabulary import Guardrail
 
@@ -68,8 +69,8 @@ class JudgesLine(msgspec.Struct, frozen=True):
     wanted: int
     chosen: int
     items: int
-    usd: int
-    cap: int | None
+    most_usd: Usd
+    cap_usd: Usd | None
     sentence: str
     at: int
 
@@ -209,7 +210,8 @@ class _Leavings:
                         known, review=event.verdict, judges=event.judges, reviewed_at=at
                     )
             case JudgesChosen():
-                facts = (event.wanted, event.chosen, event.items, event.usd, event.cap, event.sentence)
+                most, cap = usd(event.usd), None if event.cap is None else usd(event.cap)
+                facts = (event.wanted, event.chosen, event.items, most, cap, event.sentence)
                 self._judges.append(JudgesLine(*facts, at))
 
     def left(self) -> Left:

@@ -49,7 +49,7 @@ def _do(job: Job) -> Done:
     except Failed as failed:
         kind, _, message = str(failed).partition(": ")
         return Done(kind=kind, message=clean(message))
-    return Done(text=clean(output.text), cost=output.cost)
+    return Done(text=clean(output.text), cost=output.cost_micros)
 
 
 def _found(job: Job) -> FunctionTool:

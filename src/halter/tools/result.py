@@ -15,7 +15,7 @@ _WORD: Final = 4096
 def to_output(result: Any, max_output: int) -> Output:
     """Turn what a function returned into an output."""
     if isinstance(result, Output):
-        return Output(bounded(result.text, max_output), result.cost, result.happened)
+        return Output(bounded(result.text, max_output), result.cost_micros, result.happened)
     return Output(to_text(result, max_output))
 
 

@@ -1,6 +1,7 @@
 """What a person can see: sessions and what happened in them, the fleet as it stands, what was spent."""
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +15,7 @@ from halter.core.clock import HOUR
 from halter.core.codec import decode
 from halter.core.events import SensorChanged
 from halter.core.ids import StreamId, inbox_stream, session_stream
-from halter.core.money import BudgetRow
+from halter.core.money import NOTHING, BudgetRow, Usd, usd
 from halter.core.ports import Query, Store, Stored
 from halter.core.rows import AgentRow, HaltRow, SessionRow, Snapshot
 from halter.core.telling import telling_of
@@ -57,9 +58,9 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
     due_at: int | None = None
     wake_on: str = ""
     under_way: int = 0
-    spent_today: int = 0
-    cap_today: int | None = None
-    burn_usd: int = 0
+    spent_today_usd: Usd = NOTHING
+    cap_today_usd: Usd | None = None
+    burn_usd: Usd = NOTHING
     sensors: Mapping[str, str] = {}
 
 
@@ -87,6 +88,14 @@ class Saw(msgspec.Struct, frozen=True):
 
 class Part(msgspec.Struct, frozen=True):
     """What an agent spent in one part of a time."""
+
+    part: int
+    agent: str
+    spent_usd: Usd
+
+
+class _Sum(msgspec.Struct, frozen=True):
+    """The same as the store has it: in micro-dollars."""
 
     part: int
     agent: str
@@ -259,9 +268,8 @@ async def spending(desk: Desk, since: int, until: int, parts: int = 48) -> Seque
     if not 0 < parts <= MOST_PARTS or until <= since:
         wrong(f"A time is told in 1 to {MOST_PARTS} parts, and ends after it begins.")
     params = {"since": since, "until": until, "part": max(1, -(-(until - since) // parts))}
-    return [
-        each for each in await desk.app.store.ask(Query("spent_in_parts", Part, params)) if desk.who.sees(each.agent)
-    ]
+    found = await desk.app.store.ask(Query("spent_in_parts", _Sum, params))
+    return [Part(each.part, each.agent, usd(each.usd)) for each in found if desk.who.sees(each.agent)]
 
 
 async def fleet(desk: Desk) -> Sequence[AgentLine]:
@@ -272,7 +280,7 @@ async def fleet(desk: Desk) -> Sequence[AgentLine]:
     for row in await sessions_under_way(desk):
         under_way.setdefault(row.agent, []).append(row)
     today = {row.scope: row for row in await current_budgets(desk.app.store, now) if _is_today(row, now)}
-    burn = {each.agent: each.usd for each in await spending(desk, now - HOUR, now + 1, 1)}
+    burn = {each.agent: each.spent_usd for each in await spending(desk, now - HOUR, now + 1, 1)}
     halts = await desk.app.store.ask(Query("halts_standing", HaltRow))
     halted = {row.scope: f"{row.scope} was halted by {row.by}" for row in halts}
     names = sorted(name for name in {*switches, *await agents_seen(desk.app.store)} if desk.who.sees(name))
@@ -292,7 +300,7 @@ async def _line(
     switch: AgentRow | None,
     under_way: Sequence[SessionRow],
     budget: BudgetRow | None,
-    burn: Mapping[str, int],
+    burn: Mapping[str, Decimal],
     halted: Mapping[str, str],
 ) -> AgentLine:
     own = next((row for row in under_way if row.kind == "autonomous"), next(iter(under_way), None))
@@ -308,8 +316,8 @@ async def _line(
         due_at=None if own is None else own.due_at,
         wake_on="" if own is None else own.wake_on,
         under_way=len(under_way),
-        spent_today=0 if budget is None else budget.spent,
-        cap_today=None if budget is None else budget.cap,
-        burn_usd=burn.get(name, 0),
+        spent_today_usd=NOTHING if budget is None else usd(budget.spent),
+        cap_today_usd=None if budget is None or budget.cap is None else usd(budget.cap),
+        burn_usd=burn.get(name, NOTHING),
         sensors={sensor: event.health for sensor, event in health.items()},
     )

@@ -9,9 +9,22 @@ from halter.app.budgets import current_budgets
 from halter.app.desk.desk import Desk, readable, refused, wrong
 from halter.core.clock import DAY
 from halter.core.errors import NotDone
-from halter.core.events import AnyEvent, Unknown
+from halter.core.events import CapChanged
 from halter.core.ids import StreamId, session_of
-from halter.core.money import DOLLAR, MINUTELY, Account, BudgetRow, dollars, shown
+from halter.core.money import (
+    DOLLAR,
+    MINUTELY,
+    NOTHING,
+    Account,
+    Amount,
+    BudgetRow,
+    Unit,
+    Usd,
+    dollars,
+    in_unit,
+    shown,
+    usd,
+)
 from halter.core.ports import Query
 from halter.core.rows import HoldRow
 from halter.core.windows import window_at, window_end
@@ -29,16 +42,57 @@ class Spent(msgspec.Struct, frozen=True):
     purpose: str
     name: str
     spends: int
-    usd: int
+    spent_usd: Usd
     input_tokens: int
     output_tokens: int
     cache_read_tokens: int
 
 
+class _Sum(msgspec.Struct, frozen=True):
+    """The same as the store has it: in micro-dollars."""
+
+    agent: str
+    purpose: str
+    name: str
+    spends: int
+    usd: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+
+    def told(self) -> Spent:
+        facts = msgspec.structs.asdict(self)
+        return Spent(spent_usd=usd(facts.pop("usd")), **facts)
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """What stands against one cap, in its unit: dollars for `usd`, counts for `tokens` and `requests`.
+
+    `cap_by` is the person who set the cap; where nobody did, the configuration says it.
+    """
+
+    scope: str
+    window: str
+    unit: Unit
+    cap: Amount | None = None
+    cap_at: int = 0
+    cap_by: str = ""
+    spent: Amount = NOTHING
+    held: Amount = NOTHING
+    overrun: Amount = NOTHING
+
+    @classmethod
+    def of(cls, row: BudgetRow) -> "Budget":
+        """Show a row of the store."""
+        amounts = {name: in_unit(getattr(row, name), row.unit) for name in ("spent", "held", "overrun")}
+        cap = None if row.cap is None else in_unit(row.cap, row.unit)
+        return cls(row.scope, row.window, row.unit, cap, row.cap_at, row.cap_by, **amounts)
+
+
 class Budgets(msgspec.Struct, frozen=True):
     """The caps that count, and what the last day was spent on."""
 
-    budgets: Sequence[BudgetRow]
+    budgets: Sequence[Budget]
     last_day: Sequence[Spent]
 
 
@@ -46,8 +100,8 @@ async def budgets(desk: Desk, *, everything: bool = False) -> Budgets:
     """List every cap that counts now, or that ever did, with what is spent and held against it."""
     now = desk.app.clock.now()
     rows = [row for row in await _seen(desk, everything=everything) if everything or is_current(row, now)]
-    spent = await desk.app.store.ask(Query("spent_by_purpose", Spent, {"since": now - DAY}))
-    return Budgets(rows, [line for line in spent if desk.who.sees(line.agent)])
+    spent = await desk.app.store.ask(Query("spent_by_purpose", _Sum, {"since": now - DAY}))
+    return Budgets([Budget.of(row) for row in rows], [line.told() for line in spent if desk.who.sees(line.agent)])
 
 
 def is_current(row: BudgetRow, now: int) -> bool:
@@ -56,9 +110,20 @@ def is_current(row: BudgetRow, now: int) -> bool:
     return end is None or end > now or (row.held > 0 and row.window != MINUTELY)
 
 
+class CapSet(msgspec.Struct, frozen=True):
+    """A cap as somebody has set it; what was spent and held beyond it by then is an overrun."""
+
+    scope: str
+    window: str
+    cap_usd: Usd | None
+    by: str
+    overrun_usd: Usd = NOTHING
+    reason: str = ""
+
+
 async def change_cap(
     desk: Desk, direction: Direction, scope: str, cap: int | None, window: str = "", reason: str = ""
-) -> AnyEvent | Unknown:
+) -> CapSet:
     """Raise or lower a cap, for one window or for a session's whole life. It is recorded with a name."""
     desk.demand("operator", "change a cap")
     await desk.demand_scope(scope, "change the cap of the fleet")
@@ -76,7 +141,9 @@ async def change_cap(
     for one in asking if direction == "raise" and not account.window else ():
         # The session goes on by the raise itself; so nobody needs to be asked about it any more.
         await desk.app.store.commit(decide(one, "approve", desk.who.name, desk.app.ids.new(), reason))
-    return events[0].event
+    beyond = sum(stored.event.overrun for stored in events if isinstance(stored.event, CapChanged))
+    cap_usd = None if cap is None else usd(cap)
+    return CapSet(row.scope, row.window, cap_usd, desk.who.name, usd(beyond), reason)
 
 
 async def _seen(desk: Desk, *, everything: bool = False) -> Sequence[BudgetRow]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from halter.app.words.moments import written
 from halter.app.words.sheet import Facts, Listing, Sheet
 from halter.core.durations import shown_duration
-from halter.core.money import shown
+from halter.core.money import shown_in, shown_usd
 from halter.core.text import counted
 from halter.state.receipt import Receipt
 from halter.state.receipt_lines import Brake, Decision, Line, TurnLine
@@ -39,7 +39,7 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
         ("part of", made.parent),
         ("state", f"{made.state} {made.terminal_reason}".strip()),
         ("began, ended", f"{written(made.started_at)}, {ended}"),
-        ("cost", f"{shown(made.cost_usd)} of {shown(made.held_usd)} held{_by_purpose(made)}"),
+        ("cost", f"{shown_usd(made.cost_usd)} of {shown_usd(made.held_usd)} held{_by_purpose(made)}"),
         ("passed", ", ".join(f"{brake} {counted(times, 'time')}" for brake, times in made.passed.items())),
         ("anonymized", ", ".join(f"{kind} {counted(times, 'time')}" for kind, times in made.anonymized.items())),
         ("rules used", ", ".join(made.rules)),
@@ -48,7 +48,10 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
         ("routed", "; ".join(f"{one.strategy or one.route}: {one.why}" for one in made.routes)),
         ("heard", "; ".join(_heard(made))),
         ("sub-sessions", ", ".join(one.session for one in made.children)),
-        *(("overrun", f"{shown(over.amount)} in {over.scope} {over.window}".strip()) for over in made.overruns),
+        *(
+            ("overrun", f"{shown_in(over.amount, over.unit)} in {over.scope} {over.window}".strip())
+            for over in made.overruns
+        ),
         *(("in doubt", call) for call in made.in_doubt),
         *(("unknown", f"{call}: nobody knows whether it was done") for call in made.unknown_calls),
         ("not read", counted(made.unknown, "event") + " of a newer Halter" if made.unknown else ""),
@@ -65,9 +68,9 @@ def _trust(*, trusted: bool) -> str:
 
 def _by_purpose(made: Receipt) -> str:
     """Tell the purposes apart where there are several; one alone has spent it all."""
-    if len(made.spent) <= 1:
+    if len(made.spent_by_purpose_usd) <= 1:
         return ""
-    return ": " + ", ".join(f"{purpose} {shown(usd)}" for purpose, usd in made.spent.items())
+    return ": " + ", ".join(f"{purpose} {shown_usd(usd)}" for purpose, usd in made.spent_by_purpose_usd.items())
 
 
 def _proposed(lines: Sequence[ProposalLine]) -> list[str]:
@@ -110,8 +113,8 @@ def _work(made: Receipt) -> Listing:
             line.purpose,
             f"{line.level} {line.risk}".strip(),
             line.outcome or "in doubt",
-            shown(line.held_usd),
-            shown(line.cost_usd),
+            shown_usd(line.held_usd),
+            shown_usd(line.cost_usd),
             "; ".join(_more(line)),
         ]
         for line in lines
@@ -145,8 +148,8 @@ def _models(made: Receipt) -> Listing:
             f"{one.input_tokens:,}",
             f"{one.cache_read_tokens:,}",
             f"{one.output_tokens:,}",
-            shown(one.held_usd),
-            shown(one.cost_usd),
+            shown_usd(one.held_usd),
+            shown_usd(one.cost_usd),
         ]
         for one in made.models
     ]
@@ -198,7 +201,9 @@ def _findings(findings: Sequence[FindingLine]) -> Listing:
 
 
 def _judges(made: Receipt) -> Listing:
-    rows = [[f"{one.chosen} of {one.wanted}", str(one.items), shown(one.usd), one.sentence] for one in made.judges]
+    rows = [
+        [f"{one.chosen} of {one.wanted}", str(one.items), shown_usd(one.most_usd), one.sentence] for one in made.judges
+    ]
     return Listing("Judges", ["asked", "findings", "at most", "why"], rows, right="findings", long="why")
 
 

@@ -1,11 +1,12 @@
 """What happened lately, in facts and tables."""
 
 from collections.abc import Mapping
+from decimal import Decimal
 
 from halter.app.report import AgentReport, Report
 from halter.app.words.moments import written
 from halter.app.words.sheet import Facts, Listing, Sheet
-from halter.core.money import shown
+from halter.core.money import shown_usd
 
 
 def title(made: Report) -> str:
@@ -29,14 +30,14 @@ def sheet_of(made: Report) -> Sheet:
 
 def _summary(made: Report) -> list[tuple[str, str]]:
     return [
-        ("spent", f"{shown(made.spent_usd)}{_by_purpose(made.spent)}"),
+        ("spent", f"{shown_usd(made.spent_usd)}{_by_purpose(made.spent_by_purpose_usd)}"),
         ("waiting", str(len(made.waiting)) if made.waiting else ""),
         ("decided", f"{made.decided_count:,}" if made.decided else ""),
     ]
 
 
-def _by_purpose(spent: Mapping[str, int]) -> str:
-    return ": " + ", ".join(f"{purpose} {shown(usd)}" for purpose, usd in spent.items()) if spent else ""
+def _by_purpose(spent: Mapping[str, Decimal]) -> str:
+    return ": " + ", ".join(f"{purpose} {shown_usd(usd)}" for purpose, usd in spent.items()) if spent else ""
 
 
 def agents_of(made: Report) -> Listing:
@@ -60,7 +61,7 @@ def _agent(agent: AgentReport) -> list[str]:
         str(agent.runs),
         "; ".join(part for part in not_run if part),
         "; ".join(findings),
-        shown(agent.spent_usd),
+        shown_usd(agent.spent_usd),
     ]
 
 
@@ -73,10 +74,10 @@ def _caps(made: Report) -> Listing:
         [
             cap.scope,
             cap.window or "its life",
-            "none" if cap.cap is None else shown(cap.cap),
-            shown(cap.spent),
-            shown(cap.held),
-            f"{cap.percent} %" if cap.cap else "",
+            "none" if cap.cap_usd is None else shown_usd(cap.cap_usd),
+            shown_usd(cap.spent_usd),
+            shown_usd(cap.held_usd),
+            f"{cap.percent} %" if cap.cap_usd else "",
         ]
         for cap in made.caps
     ]

@@ -13,7 +13,7 @@ from halter.app.desk.auditing import Wanted, newest
 from halter.app.words.moments import written
 from halter.core.durations import parse_duration
 from halter.core.errors import HalterError
-from halter.core.money import shown
+from halter.core.money import shown_usd
 from halter.core.text import clean
 from halter.server.dashboard.live import Grown
 from halter.server.dashboard.parts import box, button, cell, link, part, submit, table, words
@@ -132,7 +132,7 @@ def _row(one: AuditEntry) -> None:
         cell(f"{one.capability_level} {one.risk_level}".strip())
         cell(one.outcome or "under way", "" if one.outcome == "ok" else "h-look")
         cell(one.decided_by)
-        cell(shown(one.cost_usd), "h-num")
+        cell(shown_usd(one.cost_usd), "h-num")
         cell(one.input_summary)
         cell(one.output_summary)
         with box("td"):

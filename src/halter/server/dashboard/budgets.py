@@ -6,9 +6,9 @@ from typing import Any
 from nicegui import ui
 
 from halter.app.desk import looking, money
-from halter.app.desk.money import Direction
+from halter.app.desk.money import Budget, Direction
 from halter.core.clock import DAY
-from halter.core.money import DOLLAR, BudgetRow
+from halter.core.money import NOTHING
 from halter.core.windows import window_at
 from halter.server.dashboard.asking import REASON, Field, Given, ask
 from halter.server.dashboard.charts import Point, spend_over_time
@@ -30,7 +30,7 @@ async def budgets(room: Room) -> Refresh:
         whose.style("max-width: 20rem")
         plot = Plot("What was spent today, against the cap", "Nothing was spent today.")
     with part("Caps", card=True):
-        lines = Kept[BudgetRow](table("Caps", COLUMNS, NUMBERS), lambda row: _row(room, row))
+        lines = Kept[Budget](table("Caps", COLUMNS, NUMBERS), lambda row: _row(room, row))
 
     async def refresh(grown: Grown) -> None:
         if not grown.written:
@@ -50,7 +50,7 @@ async def budgets(room: Room) -> Refresh:
     return refresh
 
 
-async def _draw(room: Room, plot: Plot, scope: str, rows: Sequence[BudgetRow]) -> None:
+async def _draw(room: Room, plot: Plot, scope: str, rows: Sequence[Budget]) -> None:
     """Draw what one scope spent today. A budget's day begins at midnight in UTC, as its window says."""
     now = room.now
     since = now - now % DAY
@@ -58,15 +58,15 @@ async def _draw(room: Room, plot: Plot, scope: str, rows: Sequence[BudgetRow]) -
     row = next((row for row in rows if (row.scope, row.window, row.unit) == (scope, today, "usd")), None)
     size = max(1, -(-(now + 1 - since) // PARTS))
     points: list[Point] = [
-        (since + each.part * size, each.usd / DOLLAR)
+        (since + each.part * size, float(each.spent_usd))
         for each in await looking.spending(room.desk, since, now + 1, PARTS)
         if scope in ("fleet", f"agent:{each.agent}")
     ]
-    cap = None if row is None or row.cap is None else row.cap / DOLLAR
+    cap = None if row is None or row.cap is None else float(row.cap)
     plot.show(spend_over_time(points, cap, now), empty=not points)
 
 
-def _row(room: Room, row: BudgetRow) -> Callable[[BudgetRow], None]:
+def _row(room: Room, row: Budget) -> Callable[[Budget], None]:
     name = f"{row.scope} {row.window}".strip()
     with box("tr"):
         cell(row.scope, "h-what")
@@ -79,8 +79,8 @@ def _row(room: Room, row: BudgetRow) -> Callable[[BudgetRow], None]:
                 button("Raise…", lambda: _change(room, row, "raise"), "plain", f"Raise the cap of {name}")
                 button("Lower…", lambda: _change(room, row, "lower"), "plain", f"Lower the cap of {name}")
 
-    def show(row: BudgetRow) -> None:
-        left = "" if row.cap is None else amount(row, max(0, row.cap - row.spent - row.held))
+    def show(row: Budget) -> None:
+        left = "" if row.cap is None else amount(row, max(NOTHING, row.cap - row.spent - row.held))
         for one, text in zip(figures, (cap_of(row), amount(row, row.spent), amount(row, row.held), left), strict=True):
             one.say(text)
         fill(drawn, share(row))
@@ -88,7 +88,7 @@ def _row(room: Room, row: BudgetRow) -> Callable[[BudgetRow], None]:
     seen = [row]
     show(row)
 
-    def later(row: BudgetRow) -> None:
+    def later(row: Budget) -> None:
         if row != seen[0]:
             seen[0] = row
             show(row)
@@ -96,7 +96,7 @@ def _row(room: Room, row: BudgetRow) -> Callable[[BudgetRow], None]:
     return later
 
 
-def _change(room: Room, row: BudgetRow, direction: Direction) -> None:
+def _change(room: Room, row: Budget, direction: Direction) -> None:
     async def do(given: Given) -> str:
         cap = money.amount_of(given["cap"].strip())
         await money.change_cap(room.desk, direction, row.scope, cap, row.window, given["reason"])

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
@@ -15,6 +14,7 @@ from halter.app.desk.auditing import Wanted
 from halter.app.desk.auditing import audit as audit_of
 from halter.app.proof import as_written
 from halter.core.errors import HalterError, NotDone
+from halter.core.public_json import public_json
 from halter.server.dashboard.audit import wanted_of
 from halter.server.dashboard.legible import file_name
 from halter.server.entrance import WHO
@@ -60,11 +60,11 @@ def _refused(error: HalterError) -> Response:
 async def _audit(desk: Desk, wanted: Wanted) -> AsyncIterator[bytes]:
     async with aclosing(audit_of(desk, wanted)) as entries:
         async for each in entries:
-            yield msgspec.json.encode(entry(each)) + b"\n"
+            yield public_json(entry(each)) + b"\n"
 
 
 def _journal(view: Any, sessions: Sequence[str], now: int) -> bytes:
     from halter.journal.exported import export
 
     lines = export(view, sessions, as_written, version=__version__, now=now)
-    return b"".join(msgspec.json.encode(line, enc_hook=str) + b"\n" for line, _ in lines)
+    return b"".join(public_json(line) + b"\n" for line, _ in lines)

@@ -8,7 +8,7 @@ from halter.app.desk import looking, steering
 from halter.app.desk.looking import AgentLine
 from halter.app.words.moments import moment
 from halter.core.durations import shown_duration
-from halter.core.money import shown
+from halter.core.money import shown_usd
 from halter.server.dashboard.asking import REASON, Given, ask
 from halter.server.dashboard.frame import resume
 from halter.server.dashboard.live import Grown
@@ -60,9 +60,9 @@ def _row(room: Room, line: AgentLine) -> Callable[[AgentLine], None]:
         lead(session, line.session or "none", f"/session/{line.session}" if line.session else "/sessions")
         state.say(_state(line))
         again.set_visibility(room.may("operator") and line.halted.startswith(f"{scope} "))
-        burn.say(f"{shown(line.burn_usd)}/h")
+        burn.say(f"{shown_usd(line.burn_usd)}/h")
         _show_spent(spent, line)
-        fill(drawn, line.spent_today / line.cap_today if line.cap_today else 0)
+        fill(drawn, float(line.spent_today_usd / line.cap_today_usd) if line.cap_today_usd else 0)
         wake.say(_wake(room, line))
         sensors.say(_sensors(line))
 
@@ -117,8 +117,8 @@ def _state(line: AgentLine) -> str:
 
 def _show_spent(spent: Words, line: AgentLine) -> None:
     """A cap stands in the store from the first cent on that is held against it."""
-    cap = "" if line.cap_today is None else f" of {shown(line.cap_today)}"
-    spent.say(f"{shown(line.spent_today)}{cap}")
+    cap = "" if line.cap_today_usd is None else f" of {shown_usd(line.cap_today_usd)}"
+    spent.say(f"{shown_usd(line.spent_today_usd)}{cap}")
 
 
 def _wake(room: Room, line: AgentLine) -> str:

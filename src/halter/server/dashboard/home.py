@@ -7,12 +7,13 @@ import msgspec
 from nicegui.element import Element
 
 from halter.app.desk import looking
+from halter.app.desk.money import Budget
 from halter.app.desk.waiting import Waiting, waiting
 from halter.app.report import Report
 from halter.app.words.moments import moment, written
 from halter.app.words.report import agents_of
 from halter.core.clock import SECOND
-from halter.core.money import BudgetRow, shown
+from halter.core.money import shown_usd
 from halter.server.dashboard.deciding import card
 from halter.server.dashboard.live import Grown
 from halter.server.dashboard.parts import Kept, box, facts, listing, part, words
@@ -31,7 +32,7 @@ async def home(room: Room) -> Refresh:
         caps = part("Spent against caps", card=True)
         with part("Told", card=True):
             told = Kept[looking.News](box("ul", "h-list"), lambda one: _told(room, one), "Nothing was told.")
-    bars = Kept[BudgetRow](caps, bar, "Nothing was spent yet.")
+    bars = Kept[Budget](caps, bar, "Nothing was spent yet.")
     seen: list[Report] = []
 
     async def refresh(grown: Grown) -> None:
@@ -63,7 +64,7 @@ async def _show_night(room: Room, inside: Element, seen: list[Report]) -> None:
         return
     inside.clear()
     with inside:
-        facts([("since", written(since)), ("spent", shown(made.spent_usd)), ("decided", str(made.decided_count))])
+        facts([("since", written(since)), ("spent", shown_usd(made.spent_usd)), ("decided", str(made.decided_count))])
         listing(agents_of(made))
         for one in made.ended_badly:
             words(f"Did not end well: {one}", "h-bad h-text")

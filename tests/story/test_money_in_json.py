@@ -1,0 +1,238 @@
+"""Money that leaves the program is dollars: in the JSON of every command, in exports, and in the values of Python."""
+
+import json
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from halter import Answer, Guard, Output, tool
+from halter.app.library import Report as GuardReport
+from halter.app.result import Result as RunResult
+from halter.cli import build
+from halter.cli.tree import whole
+from halter.core.events import KINDS
+from halter.core.money import shown_usd, usd
+from halter.core.public_json import public_json
+from halter.demo.figures import Night
+from halter.server.api import DO, READ
+
+AGENT = """\
+name: desk
+model: scripted
+script: replies.yaml
+limits: {max_cost_usd: 0.765432, max_cost_usd_per_day: 2.345678}
+schedules: [{name: daily, cron: "0 9 * * *", prompt: Send it.}]
+"""
+REPLIES = "- calls: [{tool: send, arguments: {to: bob}}]\n- text: Sent.\n"
+TOOLS = '''\
+from halter import tool
+
+
+@tool(level="CONTROLLED", cost=0.001234)
+async def send(to: str) -> str:
+    """Send a letter."""
+    return f"sent to {to}"
+'''
+MICROS = {1_234, 2_468, 3_702, 765_432, 2_345_678, 3_456_789, 1_234_567}
+"""What the amounts of this story are in micro-dollars: none of these numbers may be printed."""
+
+GO_ON = {("chat",), ("up",), ("worker",), ("serve",)}
+"""Commands that print events, and what `run` prints, until somebody stops them."""
+
+SLOW = {("demo",), ("drill",)}
+"""A night of a minute, whose values are looked at below; and drills, whose violations are sentences."""
+
+Halter = Callable[..., Result]
+
+
+@pytest.fixture
+def halter(tmp_path: Path) -> Halter:
+    """Type commands where `desk` has sent a letter for $0.001234."""
+    environment = {
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "HALTER_PERSON": "ada",
+    }
+    desk = tmp_path / "desk"
+    desk.mkdir()
+    for name, text in {
+        "agent.yaml": AGENT,
+        "replies.yaml": REPLIES,
+        "tools.py": TOOLS,
+        "letter.yaml": "- call: send\n  with: {to: eve}\n",
+    }.items():
+        (desk / name).write_text(text)
+    runner = CliRunner()
+
+    def types(*words: str) -> Result:
+        return runner.invoke(build(), [word.replace("~", str(tmp_path)) for word in words], env=environment)
+
+    assert types("trust", "~/desk").exit_code == 0
+    return types
+
+
+def parsed(text: str) -> Any:
+    """Read one JSON value, or a value a line."""
+    try:
+        return json.loads(text, parse_float=Decimal)
+    except json.JSONDecodeError:
+        return [json.loads(line, parse_float=Decimal) for line in text.splitlines()]
+
+
+def numbers(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk to every number, with its place. What events hold is the journal's own, and documented so."""
+    match value:
+        case dict():
+            for key, each in value.items():
+                if key not in ("facts", "body"):
+                    yield from numbers(each, f"{where}.{key}")
+        case list():
+            for each in value:
+                yield from numbers(each, f"{where}[]")
+        case bool():
+            pass
+        case int() | Decimal():
+            yield where, value
+        case _:
+            pass
+
+
+def refuse_micros(value: Any, of: Any) -> None:
+    for where, number in numbers(value):
+        assert number not in MICROS, (of, where, number)
+        if "_usd" in where:
+            assert number < 100, (of, where, number)
+
+
+def with_json(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from with_json(command, (*path, name))
+        elif any("--json" in option.opts for option in command.params):
+            yield (*path, name)
+
+
+def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Say what is typed after each command. What names `nothing` is refused with a sentence, and prints no JSON."""
+    return {
+        ("init",): ("~/other",), ("run",): ("~/desk", "Send it."), ("play",): ("~/desk/letter.yaml",),
+        ("on",): ("~/desk",), ("off",): ("desk",),
+        ("sessions",): (), ("show",): (session,), ("tail",): (session,), ("receipt",): (session,), ("report",): (),
+        ("export",): (session, "--output", "~/export.jsonl"),
+        ("findings", "list"): (), ("findings", "keep"): ("nothing",), ("findings", "dismiss"): ("nothing",),
+        ("proposals", "list"): (), ("proposals", "keep"): ("nothing",), ("proposals", "dismiss"): ("nothing",),
+        ("proposals", "promote"): ("nothing", "~/desk"),
+        ("inbox",): (), ("approve",): ("nothing",), ("deny",): ("nothing",),
+        ("halt",): ("agent:desk",), ("resume",): ("agent:desk",), ("cancel",): (session,),
+        ("budget", "show"): (), ("budget", "raise"): ("agent:desk", "3.456789"),
+        ("budget", "lower"): ("agent:desk", "1.234567"), ("rules", "end"): ("nothing",),
+        ("schedules", "list"): (), ("schedules", "run"): ("desk/nothing",), ("schedules", "cancel"): ("desk/nothing",),
+        ("schedules", "retry"): ("desk/nothing", "nothing"), ("route",): ("~/desk", "what have you spent?"),
+        ("audit",): (), ("verify",): (), ("erase",): ("--session", session, "--yes"), ("doctor",): ("~/desk",),
+        ("schema",): ("agent",), ("tokens", "list"): (), ("tokens", "add"): ("script", "--role", "viewer"),
+        ("tokens", "remove"): ("script",), ("trust",): ("~/desk",),
+    }  # fmt: skip
+
+
+def test_no_command_prints_micro_dollars(halter: Halter, tmp_path: Path) -> None:
+    ran = parsed(halter("run", "~/desk", "Send it.", "--json").stdout)
+    assert ran["cost_usd"] == Decimal("0.001234")
+    answered, typed = 0, words_for(ran["session"])
+    assert {*typed} == {*with_json(whole())} - GO_ON - SLOW
+    for path in typed:
+        answer = halter(*path, *typed[path], "--json")
+        assert "Traceback" not in answer.output, path
+        if answer.stdout:
+            refuse_micros(parsed(answer.stdout), path)
+            answered += 1
+    assert answered >= 29
+    refuse_micros(parsed((tmp_path / "export.jsonl").read_text()), "export")
+
+
+def test_commands_say_exactly_what_was_spent(halter: Halter) -> None:
+    session = parsed(halter("run", "~/desk", "Send it.", "--json").stdout)["session"]
+    spent = Decimal("0.001234")
+    made = parsed(halter("receipt", session, "--json").stdout)
+    assert [made["cost_usd"], made["spent_by_purpose_usd"]["turn"], made["calls"][0]["cost_usd"]] == [spent] * 3
+    told = parsed(halter("report", "--json").stdout)
+    assert [told["spent_usd"], told["spent_by_purpose_usd"]["turn"], told["agents"][0]["spent_usd"]] == [spent] * 3
+    caps = {cap["scope"]: (cap["cap_usd"], cap["spent_usd"]) for cap in told["caps"]}
+    assert caps["agent:desk"] == (Decimal("2.345678"), spent)
+    budgets = parsed(halter("budget", "--json").stdout)
+    own = next(row for row in budgets["budgets"] if row["scope"] == "agent:desk")
+    assert (own["unit"], own["cap"], own["spent"], own["held"]) == ("usd", Decimal("2.345678"), spent, 0)
+    assert budgets["last_day"][0]["spent_usd"] == spent
+    assert [row["cost_usd"] for row in parsed(halter("audit", "--json").stdout)] == [spent]
+    raised = parsed(halter("budget", "raise", "agent:desk", "3.456789", "--json").stdout)
+    assert (raised["cap_usd"], raised["by"]) == (Decimal("3.456789"), "ada")
+    lowered = parsed(halter("budget", "lower", "agent:desk", "0.001", "--json").stdout)
+    assert (lowered["cap_usd"], lowered["overrun_usd"]) == (Decimal("0.001"), Decimal("0.000234"))
+
+
+async def test_programs_are_told_dollars_by_the_guard_and_its_receipts() -> None:
+    @tool(level="SAFE", cost=0.002)
+    async def send() -> Output:
+        """Send a letter."""
+        return Output("sent", cost_micros=1_234)
+
+    async with Guard("memory:", agent="desk", tools=[send], max_cost_usd=0.5) as guard:
+        answer = await guard.call(send)
+        told, (made,) = await guard.report(), await guard.receipts()
+    spent = Decimal("0.001234")
+    assert (answer.cost_usd, made.cost_usd, told.cost_usd, told.cost_by_name_usd) == (
+        spent,
+        spent,
+        spent,
+        {"send": spent},
+    )
+    assert (made.held_usd, made.calls[0].held_usd) == (Decimal("0.002"), Decimal("0.002"))
+    own = next(row for row in told.budgets if row.scope.startswith("session:"))
+    assert (own.cap, own.spent) == (Decimal("0.5"), spent)
+
+
+def types_within(kind: Any, known: set[type]) -> Iterator[type[msgspec.Struct]]:
+    """Name all structs that a type is made of."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in known:
+        known.add(kind)
+        yield kind
+        for each in get_type_hints(kind, include_extras=True).values():
+            yield from types_within(each, known)
+    for each in get_args(kind):
+        yield from types_within(each, known)
+
+
+PUBLIC = [kind for _, _, kind in (*READ, *DO)]
+STRUCTS = [*types_within(tuple[(*PUBLIC, Night, GuardReport, RunResult, Answer)], set())]  # type: ignore[misc] It is made of values.
+
+
+def test_whatever_is_called_usd_is_dollars_in_every_public_value() -> None:
+    amounts = 0
+    for struct in STRUCTS:
+        for name, kind in get_type_hints(struct).items():
+            if name.endswith("_usd"):
+                amounts += 1
+                assert Decimal in (kind, *get_args(kind)), (struct, name)
+            assert name not in ("usd", "cost"), struct
+    assert amounts >= 20
+
+
+def test_no_event_calls_an_amount_usd_with_an_underscore() -> None:
+    for event in KINDS.values():
+        for struct in types_within(event, set()):
+            assert not [name for name in struct.__struct_fields__ if name.endswith("_usd")], struct
+
+
+@pytest.mark.parametrize(
+    ("micros", "text"),
+    [(0, "0"), (1, "0.000001"), (10, "0.00001"), (1_234, "0.001234"), (10_000, "0.01"), (5_000_000, "5"),
+     (123_456_789_012_345, "123456789.012345"), (10**15, "1000000000")],
+)  # fmt: skip
+def test_an_amount_is_written_as_a_number_to_the_last_digit(micros: int, text: str) -> None:
+    assert public_json({"cost_usd": usd(micros)}).decode() == f'{{"cost_usd":{text}}}'
+    assert shown_usd(usd(micros)).replace(",", "").startswith(f"${text}")
