@@ -59,7 +59,7 @@ def test_a_hold_above_the_cap_is_named(journal: Journal) -> None:
     journal.settled("c1", 0)
     journal.settled("c2", 0)
     assert check(journal.found(Sums(0, 0, 0), spends={"c1": 0, "c2": 0})) == [
-        "The event 3 of session:s (call_started) brings session:s (usd) to 101 of 100."
+        "The event 3 of session:s (call_started) brings session:s (micro-dollars) to 101 of 100."
     ]
 
 
@@ -69,7 +69,9 @@ def test_a_cap_that_the_events_hide_is_known_from_the_plan(journal: Journal) -> 
     planned: dict[Account, int | None] = {SESSION: 100}
     found = journal.found(Sums(0, 0, 0), spends={"c1": 0})
     assert check(found) == []
-    assert check(found, planned) == ["The event 2 of session:s (call_started) brings session:s (usd) to 101 of 100."]
+    assert check(found, planned) == [
+        "The event 2 of session:s (call_started) brings session:s (micro-dollars) to 101 of 100."
+    ]
 
 
 def test_a_second_settling_is_named(journal: Journal) -> None:
@@ -107,7 +109,10 @@ def test_an_overrun_that_is_not_recorded_is_named(journal: Journal) -> None:
     journal.started("c1", 60)
     journal.settled("c1", 130)
     assert check(journal.found(Sums(130, 0, 0), spends={"c1": 130})) == [
-        "The event 3 of session:s (call_settled) leaves session:s (usd) at 130 of 100 with 0 recorded as overrun."
+        (
+            "The event 3 of session:s (call_settled) leaves session:s (micro-dollars) "
+            "at 130 of 100 with 0 recorded as overrun."
+        )
     ]
 
 
@@ -124,7 +129,7 @@ def test_a_lowered_cap_counts_from_its_event_on(journal: Journal) -> None:
     journal.started("c2", 30)
     journal.settled("c2", 0)
     assert check(journal.found(Sums(30, 0, 0), spends={"c1": 30, "c2": 0})) == [
-        "The event 4 of session:s (call_started) brings session:s (usd) to 60 of 50."
+        "The event 4 of session:s (call_started) brings session:s (micro-dollars) to 60 of 50."
     ]
 
 
@@ -134,7 +139,10 @@ def test_a_refusal_of_what_still_fits_what_is_unspent_is_named(journal: Journal)
     journal.add("cost_cap_reached", refused="c2", name="work", **facts)
     journal.settled("c1", 0)
     assert check(journal.found(Sums(0, 0, 0), spends={"c1": 0})) == [
-        "The event 3 of session:s (cost_cap_reached) refuses 90 on session:s (usd), though there was 100 left of 100."
+        (
+            "The event 3 of session:s (cost_cap_reached) refuses 90 on session:s (micro-dollars), "
+            "though there was 100 left of 100."
+        )
     ]
 
 
@@ -163,7 +171,10 @@ def test_tables_that_do_not_follow_from_the_events_are_named(journal: Journal) -
     journal.settled("c1", 10)
     wrong = check(journal.found(Sums(11, 0, 0), holds={"c9": []}, spends={"c1": 11}))
     assert wrong == [
-        "For session:s (usd) the table has 11 spent, 0 held, 0 over; but the events make 10 spent, 0 held, 0 over.",
+        (
+            "For session:s (micro-dollars) the table has 11 spent, 0 held, 0 over; "
+            "but the events make 10 spent, 0 held, 0 over."
+        ),
         "The table of holds has [] for c9, but the events make nothing.",
         "The table of spends has 11 for c1, but the events make 10.",
     ]
