@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from halter.core.errors import ConfigError
-from halter.core.money import DOLLAR
 from halter.demo.dashboard import has_display
 from halter.server.web import PORT, bind
 from tests.story.test_cli_talk import Person, until
@@ -42,9 +41,9 @@ def test_programs_get_the_figures_of_the_night_and_nothing_else(ada: Person) -> 
     code, said, beside = ada.types("demo", "--json")
     assert (code, beside) == (0, "")
     night = json.loads(said)
-    assert night["without"]["usd"] > 10 * night["with"]["usd"]
+    assert night["without"]["cost_usd"] > 10 * night["with"]["cost_usd"]
     (parallel,) = [each for each in night["incidents"] if each["name"] == "parallel_runs"]
-    assert parallel["with"]["usd"] <= DOLLAR < parallel["without"]["usd"]
+    assert parallel["with"]["cost_usd"] <= 1 < parallel["without"]["cost_usd"]
     assert not demo_of(ada).exists()
 
 
