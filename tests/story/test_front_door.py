@@ -277,7 +277,7 @@ async def test_no_secret_stands_in_what_is_written_of_a_routing(world: World, tm
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         await desk.says("use sk-ant-api03-AAAAbbbbCCCCddddEEEEffffGGGGhhhhIIIIjjjjKKKKllll1234567890 to look around")
-        (routed,) = await desk.routed()
+        (routed,) = await desk.routed("chat")
         assert b"AAAAbbbb" not in (routed.body or b"")
         assert "AAAAbbbb" not in from_body(routed.facts)
 

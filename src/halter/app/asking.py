@@ -121,7 +121,7 @@ async def _done(
             await _written(speaking, session, routed, text)
             return await _played(speaking, routed, said, showing)
         case _:
-            await _written(speaking, session, routed, text)
+            await _written(speaking, session, routed, text, begins=True)
             return ToModel(routed)
     await _written(speaking, session, routed, text, answer)
     return Handled(routed, answer)
@@ -165,11 +165,17 @@ async def _has_begun(speaking: Speaking, session: str) -> bool:
     return bool(rows) and rows[0].started_at > 0
 
 
-async def _written(speaking: Speaking, session: str, routed: Routed, text: str, answer: str = "") -> None:
-    """Write down which way a message took: in the session's inbox, or where all can see it if there is no session."""
+async def _written(
+    speaking: Speaking, session: str, routed: Routed, text: str, answer: str = "", *, begins: bool = False
+) -> None:
+    """Write down which way a message took.
+
+    It stands in the inbox of its session, also of one that `begins` with it, so that it is erased with the session; a
+    message that needs no session stands in the fleet's stream.
+    """
     redact = speaking.gatehouse().redacted
     said = {"text": redact(text), **({"answer": redact(answer)} if answer else {})}
     body, blob = await kept(speaking.store, msgspec.json.encode(said))
     event = MessageRouted(route=routed.route, strategy=routed.strategy or "", why=redact(routed.why))
-    stream = inbox_stream(session) if await _has_begun(speaking, session) else FLEET
+    stream = inbox_stream(session) if begins or await _has_begun(speaking, session) else FLEET
     await speaking.store.commit(Write(stream, speaking.app.ids.new(), lambda _: [Draft(event, body, blob)]))

@@ -23,7 +23,7 @@ from halter.core.text import counted
 from halter.journal.keys import public_key_path, public_keys
 from halter.journal.rebuild import rebuild
 from halter.journal.report import Report
-from halter.journal.retention import Erasure, erase_older_than
+from halter.journal.retention import Erasure, erase_messages, erase_older_than
 from halter.journal.retention import erase as erase_sessions
 from halter.journal.verify import verify as verify_store
 
@@ -104,6 +104,9 @@ def erase(
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="AGE", help="Sessions that ended so long ago, as in 90d.")
     ] = None,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="What was said outside of sessions, and questions that are answered.")
+    ] = False,
     reason: ReasonOption = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     store: StoreOption = None,
@@ -114,18 +117,20 @@ def erase(
     It asks first, unless --yes is given. Leaves with 1 if a session could not be erased, such as one that still
     runs.
     """
-    if bool(session) == bool(older_than):
-        fail("Name either sessions (--session ID) or an age (--older-than 90d).", WRONG_USE)
+    if (bool(session), bool(older_than), messages).count(True) != 1:
+        fail("Name either sessions (--session ID), an age (--older-than 90d) or --messages.", WRONG_USE)
     age = duration(older_than) if older_than else 0
     for name in session or []:
         readable(name, "a session's id")
-    what = f"sessions that ended more than {older_than} ago" if older_than else ", ".join(session or [])
+    what = f"sessions that ended more than {older_than} ago" if older_than else ", ".join(session or ["all messages"])
     if not yes and not typer.confirm(f"Erase the bodies of {what}? This cannot be undone."):
         fail("Nothing was erased.", NOT_FINE)
 
     async def job(app: App) -> Erasure:
         if older_than:
             return await erase_older_than(app.store, age, app.settings.person, reason or "retention")
+        if messages:
+            return await erase_messages(app.store, app.settings.person, reason)
         return await erase_sessions(app.store, session or [], app.settings.person, reason)
 
     with patience("Erasing", quiet=as_json):
@@ -133,7 +138,8 @@ def erase(
     if as_json:
         answer_json(erasure)
     else:
-        say(f"Erased the bodies of {counted(len(erasure.erased), 'session')}.")
+        outside = f" and of {counted(erasure.messages, 'message')} outside of sessions" if erasure.messages else ""
+        say(f"Erased the bodies of {counted(len(erasure.erased), 'session')}{outside}.")
         for refused in erasure.refused:
             say(refused.sentence)
         if not erasure.scrubbed:

@@ -5,16 +5,19 @@ erased: one that still runs would go on with a transcript full of holes.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
-from halter.core.events import BodiesErased
+from halter.core.events import BodiesErased, DecisionAsked
 from halter.core.ids import FLEET, StreamId, inbox_stream, session_stream
-from halter.core.ports import Draft, Query, Rows, Write
-from halter.core.rows import SessionRow, StreamRow
+from halter.core.ports import Draft, Query, Rows, Stored, Write
+from halter.core.rows import DecisionRow, SessionRow, StreamRow
 from halter.journal.engine import View
 from halter.journal.rebuild import erasures
 from halter.journal.store import JournalStore
+
+_PAGE: Final = 500
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -25,7 +28,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Erasure(msgspec.Struct, frozen=True):
-    """Which sessions were erased and which were not.
+    """Which sessions were erased and which were not, and how many messages that belong to none.
 
     Without `scrubbed`, copies may linger outside the tables because somebody was reading: another erasure,
     also one of nothing, clears them away.
@@ -34,6 +37,7 @@ class Erasure(msgspec.Struct, frozen=True):
     erased: tuple[str, ...]
     refused: tuple[Refused, ...]
     scrubbed: bool
+    messages: int = 0
 
 
 async def erase(store: JournalStore, sessions: Iterable[str], by: str, reason: str = "") -> Erasure:
@@ -50,10 +54,45 @@ async def erase(store: JournalStore, sessions: Iterable[str], by: str, reason: s
 
 
 async def erase_older_than(store: JournalStore, age: int, by: str, reason: str = "retention") -> Erasure:
-    """Erase the sessions that ended more than `age` microseconds ago and still have something to erase."""
+    """Erase the sessions that ended more than `age` microseconds ago, and what is as old and belongs to no session."""
     before = await store.now() - age
     sessions = await store.study(lambda view: _with_bodies(view, before))
-    return await erase(store, sessions, by, reason)
+    messages = await _erase_fleet(store, before, by, reason)
+    return msgspec.structs.replace(await erase(store, sessions, by, reason), messages=messages)
+
+
+async def erase_messages(store: JournalStore, by: str, reason: str = "") -> Erasure:
+    """Erase what was said outside of sessions: messages that needed none, and questions to people that are over."""
+    messages = await _erase_fleet(store, await store.now() + 1, by, reason)
+    return Erasure((), (), await store.scrub(), messages)
+
+
+async def _erase_fleet(store: JournalStore, before: int, by: str, reason: str) -> int:
+    """Erase the bodies in the fleet's stream up to a moment, or to the first question that still waits for a person."""
+    after = (await store.study(erasures)).get(FLEET, 0)
+    through, bodies = after, 0
+    while page := await store.read(FLEET, through, _PAGE):
+        for stored in page:
+            if stored.at >= before or await _waits(store, stored):
+                page = ()
+                break
+            through = stored.seq
+            bodies += stored.body is not None or stored.blob is not None
+        if not page:
+            break
+    if not bodies:
+        return 0
+    event = BodiesErased(stream=FLEET, through=through, by=by, reason=reason)
+    await store.commit(Write(FLEET, await _key(store, FLEET), lambda _: [Draft(event)]))
+    return bodies
+
+
+async def _waits(store: JournalStore, stored: Stored) -> bool:
+    """Tell whether an event asks a person something that they have not answered yet, and still can."""
+    if not isinstance(stored.event, DecisionAsked):
+        return False
+    found = await store.ask(Query("decision", DecisionRow, {"decision": stored.event.decision}))
+    return bool(found) and not found[0].verdict and found[0].expires_at > await store.now()
 
 
 async def _erase(store: JournalStore, session: str, by: str, reason: str) -> Refused | None:
@@ -61,7 +100,7 @@ async def _erase(store: JournalStore, session: str, by: str, reason: str) -> Ref
 
     def decide(rows: Rows) -> list[Draft]:
         row = rows.get(SessionRow, session)
-        if row is None or row.ended_at is None:
+        if row is not None and row.ended_at is None and row.started_at:
             return []
         heads = [head for stream in streams if (head := rows.get(StreamRow, stream)) is not None]
         return [Draft(BodiesErased(stream=head.stream, through=head.head, by=by, reason=reason)) for head in heads]

@@ -1,0 +1,65 @@
+"""Erasing reaches what a person said, also where it needed no session, and leaves nothing of it in the files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.story.test_cli_front import Quick, store_of
+
+
+@pytest.fixture
+def ada(tmp_path: Path) -> Quick:
+    person = Quick(tmp_path)
+    person.writes("- text: All is well.\n")
+    return person
+
+
+def left(ada: Quick, canary: bytes) -> list[str]:
+    """Name the files of the store in which a text still stands."""
+    files = sorted(store_of(ada).parent.glob("halter.db*"))
+    return [file.name for file in files if canary in file.read_bytes()]
+
+
+def sessions(ada: Quick) -> list[str]:
+    return [row["session"] for row in json.loads(ada.types("sessions", "--json")[1])]
+
+
+def test_a_message_that_began_a_session_is_erased_with_it(ada: Quick) -> None:
+    assert ada.types("run", str(ada.agent), "look after canary-message-7731")[0] == 0
+    assert left(ada, b"canary-message-7731")
+    for session in sessions(ada):
+        assert ada.types("erase", "--session", session, "--yes")[0] == 0
+    assert left(ada, b"canary-message-7731") == []
+    assert ada.types("verify")[0] == 0
+
+
+def test_a_message_that_needed_no_session_can_be_erased(ada: Quick) -> None:
+    ada.types("run", str(ada.agent), "cancel schedule canary-quick-9921")
+    assert left(ada, b"canary-quick-9921")
+    code, said, _ = ada.types("erase", "--messages", "--yes")
+    assert (code, "1 message outside of sessions" in said) == (0, True)
+    assert left(ada, b"canary-quick-9921") == []
+    code, said, _ = ada.types("verify")
+    assert code == 0
+    assert "1 erased" in said
+
+
+def test_what_needed_no_session_is_erased_by_age_too_and_only_once(ada: Quick) -> None:
+    ada.types("run", str(ada.agent), "cancel schedule canary-old-4410")
+    assert "message" not in ada.types("erase", "--older-than", "1d", "--yes")[1]
+    assert "1 message outside of sessions" in ada.types("erase", "--older-than", "0s", "--yes")[1]
+    assert left(ada, b"canary-old-4410") == []
+    assert "message" not in ada.types("erase", "--older-than", "0s", "--yes")[1]
+
+
+def test_a_question_that_still_waits_for_a_person_keeps_its_words(ada: Quick) -> None:
+    ada.types("run", str(ada.agent), "every day at 9 water the canary-plant-6602")
+    ada.types("erase", "--messages", "--yes")
+    assert left(ada, b"canary-plant-6602")
+    assert "canary-plant-6602" in ada.types("inbox")[1]
+
+
+@pytest.mark.parametrize("words", [(), ("--messages", "--older-than", "1d"), ("--session", "x", "--messages")])
+def test_what_is_to_be_erased_is_named_in_one_way(ada: Quick, words: tuple[str, ...]) -> None:
+    assert ada.types("erase", *words, "--yes")[0] == 2
