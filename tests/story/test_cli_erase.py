@@ -63,3 +63,12 @@ def test_a_question_that_still_waits_for_a_person_keeps_its_words(ada: Quick) ->
 @pytest.mark.parametrize("words", [(), ("--messages", "--older-than", "1d"), ("--session", "x", "--messages")])
 def test_what_is_to_be_erased_is_named_in_one_way(ada: Quick, words: tuple[str, ...]) -> None:
     assert ada.types("erase", *words, "--yes")[0] == 2
+
+
+def test_a_secret_in_an_agents_own_words_does_not_stand_in_the_store(ada: Quick) -> None:
+    secret = "sk-ant-api03-" + "AAAAbbbbCCCCddddEEEEffffGGGGhhhhIIIIjjjjKKKKllll1234567890"
+    ada.writes(f"- text: All is well with {secret}.\n", more=f"instructions: Use {secret} for everything.\n")
+    assert ada.types("run", str(ada.agent), "look around")[0] == 0
+    assert sessions(ada)
+    assert left(ada, secret.encode()) == []
+    assert ada.types("verify")[0] == 0

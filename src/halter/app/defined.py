@@ -1,6 +1,7 @@
 """What defines an agent's sessions, as the store keeps it: its policy, its mind, its pace and its tasks."""
 
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -21,8 +22,8 @@ class Defined:
     def __init__(self) -> None:
         self._kept: tuple[Assembled, Digest, int] | None = None
 
-    async def of(self, agent: Assembled, store: Store, now: int) -> Digest:
-        """Name the definition; the store has it."""
+    async def of(self, agent: Assembled, store: Store, now: int, redact: Callable[[str], str] | None = None) -> Digest:
+        """Name the definition; the store has it, without the secrets that somebody wrote into it."""
         if self._kept is not None and self._kept[0] is agent and 0 <= now - self._kept[2] < GOOD_FOR:
             return self._kept[1]
         read = agent.read
@@ -32,6 +33,22 @@ class Defined:
             "pacing": recorded(read.pacing),
             "tasks": recorded_tasks(read.tasks),
         }
-        digest = await store.put(msgspec.json.encode(said, order="sorted"))
+        written = msgspec.json.encode(said, order="sorted")
+        if redact is not None:
+            written = msgspec.json.encode(_masked(msgspec.json.decode(written), redact), order="sorted")
+        digest = await store.put(written)
         self._kept = (agent, digest, now)
         return digest
+
+
+def _masked(value: Any, redact: Callable[[str], str]) -> Any:
+    """Take secrets out of every text of a JSON value: instructions, scripts, prompts, settings."""
+    match value:
+        case str():
+            return redact(value)
+        case list():
+            return [_masked(each, redact) for each in cast("list[Any]", value)]
+        case Mapping():
+            return {key: _masked(each, redact) for key, each in cast("Mapping[str, Any]", value).items()}
+        case _:
+            return value

@@ -48,7 +48,7 @@ async def beginning(speaking: Speaking, kind: SessionKind, session: str) -> tupl
         agent=agent.policy.name,
         kind=kind,
         started_by=speaking.app.settings.person,
-        definition=await speaking.defined.of(agent, store, speaking.app.clock.now()),
+        definition=await speaking.defined.of(agent, store, speaking.app.clock.now(), speaking.gatehouse().redacted),
         folder=agent.folder,
     )
     more: list[Draft] = []
