@@ -11,10 +11,10 @@ import pytest
 
 from halter.app.bus import Bus
 from halter.app.desk import ROLES
-from halter.core.clock import SECOND
+from halter.core.clock import SECOND, Clock
 from halter.server.limits import Limits
 from halter.server.tokens import Keyring, TokenFile, new_secret, token_of
-from halter.server.web import Extras, address, bind, serve_web
+from halter.server.web import Extras, bind, serve_web
 from tests.story.conftest import Scribe
 from tests.story.test_desk import Office
 
@@ -38,9 +38,9 @@ class GroundClock:
 class House:
     """A server, the people who have a token for it, and what it told whoever runs it."""
 
-    def __init__(self, office: Office, folder: Path, limits: Limits) -> None:
+    def __init__(self, office: Office, folder: Path, limits: Limits, clock: Clock | None = None) -> None:
         self.office = office
-        self.app = replace(office.app, clock=GroundClock(office.ground))
+        self.app = replace(office.app, clock=clock or GroundClock(office.ground))
         self.bus = Bus(self.app.store, self.app.clock)
         self.tokens = TokenFile(folder / "tokens.json")
         self.secrets: dict[str, str] = {}
@@ -48,21 +48,31 @@ class House:
         for role in ROLES:
             self.let_in(role, role)
             self.let_in(f"{role}-of-mine", role, "mine")
-        self.listening = bind(port=0)
-        self.base = address(self.listening)
-        self.port = self.listening.getsockname()[1]
-        extras = Extras(limits=limits, tell=self.told.append, pages=False)
-        self._serving = asyncio.create_task(serve_web(self.app, self.listening, Keyring(self.tokens), self.bus, extras))
+        self.port = 0
+        self._extras = Extras(limits=limits, tell=self.told.append, pages=False)
+        self._serving = self._served()
+        self.base = f"http://127.0.0.1:{self.port}"
+
+    def _served(self) -> "asyncio.Task[None]":
+        listening = bind(port=self.port)
+        self.port = listening.getsockname()[1]
+        return asyncio.create_task(serve_web(self.app, listening, Keyring(self.tokens), self.bus, self._extras))
 
     def let_in(self, name: str, role: str, *agents: str) -> str:
         self.secrets[name] = new_secret()
         self.tokens.add(token_of(self.secrets[name], name, role, 0, agents))
         return self.secrets[name]
 
-    def client(self, name: str = "", **headers: str) -> httpx2.AsyncClient:
-        """Speak as somebody, or as nobody."""
+    def client(self, name: str = "", *, place: str = "127.0.0.1", **headers: str) -> httpx2.AsyncClient:
+        """Speak as somebody, or as nobody, from an address of this machine."""
         said = {"Authorization": f"Bearer {self.secrets[name]}"} if name else {}
-        return httpx2.AsyncClient(base_url=self.base, headers={**said, **headers}, timeout=30)
+        wire = httpx2.AsyncHTTPTransport(local_address=place)
+        return httpx2.AsyncClient(base_url=self.base, headers={**said, **headers}, timeout=30, transport=wire)
+
+    async def restart(self) -> None:
+        """End the server, and start it again where it was."""
+        await self.end()
+        self._serving = self._served()
 
     async def end(self) -> None:
         self._serving.cancel()

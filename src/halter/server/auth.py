@@ -4,20 +4,17 @@ A page that a browser shows may ask for anything on this machine, and the browse
 not enough: a request must be meant for us (Host), and come from a page of ours or from no page at all (Origin).
 """
 
-import hashlib
-import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import Final, Literal
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from halter.core.clock import HOUR, SECOND
+from halter.server.logins import Login, find_login
 from halter.server.tokens import Token, found
 
-COOKIE_LASTS: Final = 12 * HOUR
 LOGIN: Final = "/login"
 LOGOUT: Final = "/logout"
 HEALTH: Final = "/healthz"
@@ -33,6 +30,7 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 NO_TOKEN: Final = "Say who you are: send a token as `Authorization: Bearer TOKEN`, or log in at /login."  # noqa: S105 It is a sentence.
 IN_ADDRESS: Final = "A token in an address ends up in logs: send it as `Authorization: Bearer TOKEN`."
 WRONG_TOKEN: Final = "This token opens nothing here: it was removed, ran out, or never was one."  # noqa: S105 It is a sentence.
+ENDED: Final = "This login has ended: log in again at /login."
 ELSEWHERE: Final = "This server does not go by that name: use the address that it showed, or start it with --host NAME."
 FOREIGN: Final = "This came from a page of somebody else, and is not done."
 
@@ -64,18 +62,22 @@ class Door(msgspec.Struct, frozen=True):
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """Let in: with a token, or without one where none is needed; `until` is when a cookie runs out."""
+    """Let in: with a token, or without one where none is needed; `login` is the one that a cookie stands for."""
 
     token: Token | None = None
-    until: int | None = None
+    login: Login | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """Not let in: the status of HTTP that says why, and a sentence. A person may be shown the way to the login."""
+    """Not let in: the status of HTTP that says why, and a sentence. A person may be shown the way to the login.
+
+    `wrong` is what was shown and is known to nobody.
+    """
 
     status: int
     sentence: str
     to_login: bool = False
+    wrong: Literal["", "token", "cookie"] = ""
 
 
 def door_of(host: str, port: int, names: Sequence[str] = ()) -> Door:
@@ -105,17 +107,19 @@ def _has_port(name: str) -> bool:
     return re.fullmatch(r"(\[[^\]]+\]|[^:]+):\d+", name) is not None
 
 
-def judge(asked: Asked, door: Door, tokens: Sequence[Token], now: int) -> Allowed | Rejected:
+def judge(
+    asked: Asked, door: Door, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
+) -> Allowed | Rejected:
     """Decide whether a request is let in, and as whom."""
     against = _against_address(asked, door)
     if against is not None:
         return against
-    who = _who(asked, door, tokens, now)
+    who = _who(asked, door, tokens, logins, now)
     if isinstance(who, Rejected) or who.token is None:
         if not is_free(asked):
             return _towards_login(asked, who if isinstance(who, Rejected) else Rejected(401, _nobody(asked)))
         who = Allowed()
-    if not _is_ours(asked) and _needs_origin(asked, by_cookie=who.until is not None):
+    if not _is_ours(asked) and _needs_origin(asked, by_cookie=who.login is not None):
         return Rejected(403, FOREIGN)
     return who
 
@@ -179,7 +183,9 @@ def _is_ours(asked: Asked) -> bool:
     return bool(asked.all("origin")) or (asked.kind == "http" and asked.first("sec-fetch-site") == "same-origin")
 
 
-def _who(asked: Asked, door: Door, tokens: Sequence[Token], now: int) -> Allowed | Rejected:
+def _who(
+    asked: Asked, door: Door, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
+) -> Allowed | Rejected:
     said, cookies = asked.all("authorization"), cookies_of(asked.all("cookie"), door.cookie)
     if is_free(asked) and _HOOK.fullmatch(asked.path):
         # A delivery brings a token of its own, which is looked at where it is delivered.
@@ -187,15 +193,14 @@ def _who(asked: Asked, door: Door, tokens: Sequence[Token], now: int) -> Allowed
     if len(said) > 1 or len(cookies) > 1:
         return Rejected(400, "Say once who you are.")
     bearer = _by_bearer(said[0], tokens) if said else None
-    cookie = by_cookie(cookies[0], tokens, now) if cookies else None
-    if (said and bearer is None) or (cookies and cookie is None):
-        return Rejected(401, WRONG_TOKEN)
-    if bearer is not None and cookie is not None:
-        same = cookie.token == bearer
-        return (
-            cookie if same else Rejected(401, "The token and the cookie are not the same person's: send one of them.")
-        )
-    return cookie or Allowed(bearer)
+    login = find_login(cookies[0], logins, tokens, now) if cookies else None
+    if said and bearer is None:
+        return Rejected(401, WRONG_TOKEN, wrong="token")
+    if cookies and login is None:
+        return Rejected(401, ENDED, wrong="cookie")
+    if bearer is not None and login is not None and login[0] != bearer:
+        return Rejected(401, "The token and the cookie are not the same person's: send one of them.")
+    return Allowed(bearer) if login is None else Allowed(*login)
 
 
 def _by_bearer(said: str, tokens: Sequence[Token]) -> Token | None:
@@ -219,23 +224,11 @@ def cookies_of(headers: Sequence[str], name: str) -> list[str]:
     return [value for key, _, value in pairs if key == name]
 
 
-def new_cookie(token: Token, now: int) -> str:
-    """Make what a browser is given in place of a token. It ends with its token, but not with this process."""
-    ends = (now + COOKIE_LASTS) // SECOND
-    return f"{token.name}.{ends}.{_signed(token, ends)}"
+def shown_token(asked: Asked) -> str:
+    """Return what is shown as a token in a header; nothing where none is, or the path takes tokens of its own."""
+    return "" if is_free(asked) else asked.first("authorization")
 
 
-def by_cookie(value: str, tokens: Sequence[Token], now: int) -> Allowed | None:
-    """Find out whose cookie it is, if it is still good."""
-    name, ends, signature = ([*value.rsplit(".", 2), "", ""])[:3]
-    if not re.fullmatch(r"\d{1,12}", ends, re.ASCII) or not signature.isascii() or int(ends) * SECOND <= now:
-        return None
-    for token in tokens:
-        if token.name == name and hmac.compare_digest(_signed(token, int(ends)), signature):
-            return Allowed(token, int(ends) * SECOND)
-    return None
-
-
-def _signed(token: Token, ends: int) -> str:
-    said = f"halter cookie 1\n{token.name}\n{ends}".encode()
-    return hmac.new(bytes.fromhex(token.digest), said, hashlib.sha256).hexdigest()
+def shown_cookie(asked: Asked, door: Door) -> str:
+    """Return what is shown as our cookie."""
+    return "" if is_free(asked) else next(iter(cookies_of(asked.all("cookie"), door.cookie)), "")

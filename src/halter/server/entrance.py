@@ -9,9 +9,11 @@ import msgspec
 
 from halter.core.clock import SECOND, Clock
 from halter.core.text import clean
-from halter.server.auth import API, LOGIN, Allowed, Asked, Door, Rejected, is_free, judge
+from halter.server.attempts import Attempts, Place, place_of
+from halter.server.auth import API, LOGIN, Allowed, Asked, Door, Rejected, is_free, judge, shown_cookie, shown_token
 from halter.server.limits import Limits, Open, Rates
-from halter.server.tokens import Keyring, Token
+from halter.server.logins import Logins
+from halter.server.tokens import Keyring
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -50,6 +52,37 @@ _ALWAYS: Final = (
 )
 
 
+class Checks:
+    """What a request is compared with: the tokens, the logins, and how many wrong ones of each came from where."""
+
+    def __init__(self, keys: Keyring, logins: Logins, limits: Limits) -> None:
+        self.keys = keys
+        self.logins = logins
+        self.tokens_tried = Attempts(limits.failures)
+        self.cookies_tried = Attempts(limits.stale)
+
+    def judge(self, asked: Asked, door: Door, place: Place, now: int) -> Allowed | Rejected | int:
+        """Decide about a request; return how long to wait where too much that was wrong came from its place."""
+        verdict = judge(asked, door, self.keys.tokens(), self.logins.current(), now)
+        if isinstance(verdict, Rejected) and not verdict.wrong:
+            return verdict
+        shown = ((self.tokens_tried, shown_token(asked)), (self.cookies_tried, shown_cookie(asked, door)))
+        if wait := max((tried.wait(place, said, now) for tried, said in shown if said), default=0):
+            return wait
+        for (tried, said), kind in zip(shown, ("token", "cookie"), strict=True):
+            if isinstance(verdict, Rejected) and verdict.wrong == kind:
+                tried.wrong(place, said, now)
+            elif isinstance(verdict, Allowed) and said:
+                tried.right(place, said)
+        return verdict
+
+    def count(self, who: Allowed, now: int) -> bool:
+        """Tell whether somebody who was let in still would be."""
+        login = who.login
+        logged_in = login is None or (now < login.until and self.logins.current().get(login.digest) == login)
+        return logged_in and who.token is not None and self.keys.counts(who.token)
+
+
 class Entrance:
     """Stands around the whole server. What is behind it finds in the scope who asks."""
 
@@ -57,14 +90,14 @@ class Entrance:
         self,
         inner: Asgi,
         door: Door,
-        keys: Keyring,
+        checks: Checks,
         clock: Clock,
         limits: Limits,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._inner = inner
         self._door = door
-        self._keys = keys
+        self._checks = checks
         self._clock = clock
         self._limits = limits
         self._tell = tell
@@ -91,7 +124,7 @@ class Entrance:
                 await refuse(scope, out, Rejected(500, BROKEN))
 
     async def _answer(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
-        verdict = judge(asked, self._door, self._keys.tokens(), self._clock.now())
+        verdict = self._checks.judge(asked, self._door, place_in(scope), self._clock.now())
         if isinstance(verdict, Allowed):
             verdict = self._within_rate(asked, verdict)
         match verdict:
@@ -133,15 +166,18 @@ class Entrance:
             self.open.leave(name)
 
     async def _while_it_counts(self, who: Allowed, scope: Scope, receive: Receive, send: Send) -> None:
-        running = asyncio.ensure_future(self._inner(scope, receive, send))
+        running = asyncio.ensure_future(self._inner(scope, self._heard_while_it_counts(who, receive), send))
         closing = asyncio.ensure_future(self.closing.wait())
+        changed = asyncio.ensure_future(self._checks.logins.changed.wait())
         try:
             while not running.done() and not closing.done() and self._counts(who):
-                waits = {running, closing}
+                if changed.done():
+                    changed = asyncio.ensure_future(self._checks.logins.changed.wait())
+                waits = {running, closing, changed}
                 await asyncio.wait(waits, timeout=self._limits.check / SECOND, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended = running.done()
-            for task in (running, closing):
+            for task in (running, closing, changed):
                 task.cancel()
             with suppress(asyncio.CancelledError):
                 await running
@@ -151,10 +187,18 @@ class Entrance:
                 # Whoever has gone meanwhile cannot be told.
                 await send({"type": "websocket.close", "code": code, "reason": reason})
 
+    def _heard_while_it_counts(self, who: Allowed, receive: Receive) -> Receive:
+        """Hand on what somebody sends only if they may still send it: what a page was open for may have ended."""
+
+        async def heard() -> Message:
+            message = await receive()
+            ends = message["type"] == "websocket.receive" and not self._counts(who)
+            return {"type": "websocket.disconnect", "code": REFUSED} if ends else message
+
+        return heard
+
     def _counts(self, who: Allowed) -> bool:
-        token: Token | None = who.token
-        in_time = who.until is None or self._clock.now() < who.until
-        return in_time and token is not None and self._keys.counts(token)
+        return self._checks.count(who, self._clock.now())
 
     async def _body(self, receive: Receive) -> bytes | Rejected:
         """Read a body, of whatever length it says to be, and keep no more of it than is taken."""
@@ -166,6 +210,12 @@ class Entrance:
         if body is None:
             return Rejected(413, f"The body is longer than the {self._limits.body:,} bytes that are taken.")
         return body
+
+
+def place_in(scope: Scope) -> Place:
+    """Take out of a scope where it came from."""
+    client = scope.get("client")
+    return place_of(client[0] if client else "", scope["headers"])
 
 
 def asked_of(scope: Scope) -> Asked:

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from halter.app.hooks import Accepted, Delivery, Hooks
-from halter.core.clock import SECOND
+from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.errors import ConfigError
+from halter.server.attempts import Attempts
+from halter.server.entrance import TOO_MUCH, place_in
+from halter.server.limits import Limits
 from halter.server.running import listen, run
 
 if TYPE_CHECKING:
@@ -20,24 +23,34 @@ UPLOAD: Final = 30 * SECOND
 """How long a body may be in coming."""
 
 
-def hooks_api(hooks: Hooks) -> "FastAPI":
+def hooks_api(hooks: Hooks, clock: Clock) -> "FastAPI":
     """Make a server for deliveries and nothing else."""
     from fastapi import FastAPI
 
     api = FastAPI(title="Halter webhooks", docs_url=None, redoc_url=None, openapi_url=None)
-    add_hooks(api, lambda: hooks)
+    add_hooks(api, lambda: hooks, clock, Attempts(Limits().failures))
     return api
 
 
-def add_hooks(api: "FastAPI", find: Callable[[], Hooks]) -> None:
-    """Add the door for deliveries: `POST /hooks/AGENT/NAME`, with a token and the name of the delivery."""
+def add_hooks(api: "FastAPI", find: Callable[[], Hooks], clock: Clock, tried: Attempts) -> None:
+    """Add the door for deliveries: `POST /hooks/AGENT/NAME`, with a token and the name of the delivery.
+
+    Wrong tokens are counted in `tried`.
+    """
     from fastapi import Request
     from fastapi.responses import JSONResponse
 
     async def receive(agent: str, name: str, request: Request) -> JSONResponse:
         hooks, said = find(), request.headers.get("authorization", "")
         token = said[len(BEARER) :].strip() if said.lower().startswith(BEARER) else ""
+        place, shown, now = place_in(request.scope), f"{agent}/{name} {token}", clock.now()
+        if wait := tried.wait(place, shown, now):
+            return JSONResponse({"error": TOO_MUCH}, 429, {"Retry-After": str(max(1, -(-wait // SECOND)))})
         most = hooks.most_bytes(agent, name, token)
+        if most:
+            tried.right(place, shown)
+        else:
+            tried.wrong(place, shown, now)
         try:
             async with asyncio.timeout(UPLOAD / SECOND):
                 body = await _body(request, most + 1) if most else b""
@@ -70,7 +83,7 @@ async def _body(request: Any, most: int) -> bytes:
 async def serve(hooks: Hooks, host: str = HOST, port: int = PORT) -> None:
     """Take deliveries until cancelled. Raises ConfigError where the server cannot be had, or the port is taken."""
     try:
-        api = hooks_api(hooks)
+        api = hooks_api(hooks, SystemClock())
     except ImportError:
         raise ConfigError("Webhooks need the extra `server`: pip install 'halter[server]'") from None
     await run(api, listen(host, port))

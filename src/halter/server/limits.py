@@ -20,7 +20,9 @@ class Limits(msgspec.Struct, frozen=True):
     pages: int = 120
     """So many of them may be pages and downloads: each takes a hundred times as long, and agents may wait for it."""
     failures: int = 10
-    """So many wrong tokens may be tried in a minute, from one place."""
+    """So many wrong tokens may be tried in a minute, from one place: to log in, as bearer, at a webhook."""
+    stale: int = 120
+    """So many cookies that have ended may be shown in a minute, from one place: pages that were left open do that."""
     streams: int = 20
     """So many streams and sockets a token may have open."""
     all_streams: int = 500
@@ -72,6 +74,10 @@ class Rates:
         """Tell how long to wait, without taking one."""
         bucket = self._buckets.get(name)
         return 0 if bucket is None else taken(bucket, self._most, now)[1]
+
+    def remembered(self) -> int:
+        """Tell how many names are kept."""
+        return len(self._buckets)
 
     def _kept(self, now: int) -> Mapping[str, Bucket]:
         wanting = {name: each for name, each in self._buckets.items() if filled(each, self._most, now) < self._most}

@@ -10,10 +10,11 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from halter.core.clock import SECOND, Clock
-from halter.server.auth import COOKIE_LASTS, LOGIN, LOGOUT, Door, new_cookie
-from halter.server.entrance import TOO_MUCH
-from halter.server.limits import Rates
-from halter.server.tokens import Keyring, found
+from halter.core.errors import ConfigError
+from halter.server.auth import LOGIN, LOGOUT, Door, cookies_of
+from halter.server.entrance import TOO_MUCH, Checks, place_in
+from halter.server.logins import LOGIN_LASTS
+from halter.server.tokens import found
 
 PAGES: Final = Path(__file__).parent / "pages"
 WRONG: Final = "This token opens nothing here: it was removed, or never was one."
@@ -26,7 +27,7 @@ def login_url(base: str, secret: str) -> str:
     return f"{base}{LOGIN}#token={secret}"
 
 
-def add_login(api: FastAPI, door: Door, keys: Keyring, clock: Clock, failures: Rates) -> None:
+def add_login(api: FastAPI, door: Door, checks: Checks, clock: Clock) -> None:
     """Add the page, what it needs, and what it asks for."""
     page = (PAGES / "login.html").read_text("utf-8")
 
@@ -38,19 +39,35 @@ def add_login(api: FastAPI, door: Door, keys: Keyring, clock: Clock, failures: R
         return shown("", 200)
 
     async def enter(request: Request) -> Response:
-        now, place = clock.now(), request.client.host if request.client else ""
-        if wait := failures.is_spent(place, now):
+        now, place, secret = clock.now(), place_in(request.scope), _token_in(await request.body())
+        if wait := checks.tokens_tried.wait(place, secret, now):
             return shown(TOO_MUCH, 429, wait)
-        token = found(keys.tokens(), _token_in(await request.body()))
+        token = found(checks.keys.tokens(), secret)
         if token is None:
-            failures.wait(place, now)
-            return shown(keys.problem or WRONG, 401)
-        cookie = f"{door.cookie}={new_cookie(token, now)}; Max-Age={COOKIE_LASTS // SECOND}; {_attributes(request)}"
+            checks.tokens_tried.wrong(place, secret, now)
+            return shown(checks.keys.problem or WRONG, 401)
+        checks.tokens_tried.right(place, secret)
+        try:
+            await end(request)
+            key = await checks.logins.begin(token, now)
+        except ConfigError as error:
+            return shown(f"You cannot be logged in: {error}", 503)
+        checks.cookies_tried.right(place, key)
+        cookie = f"{door.cookie}={key}; Max-Age={LOGIN_LASTS // SECOND}; {_attributes(request)}"
         return Response(status_code=303, headers={"Location": HOME, "Set-Cookie": cookie})
 
     async def leave(request: Request) -> Response:
         cookie = f"{door.cookie}=; Max-Age=0; {_attributes(request)}"
+        try:
+            await end(request)
+        except ConfigError as error:
+            problem = f"You are logged out until this server starts again, but not for good: {error}"
+            return Response(problem, 503, {"Set-Cookie": cookie}, "text/plain")
         return Response(status_code=303, headers={"Location": LOGIN, "Set-Cookie": cookie})
+
+    async def end(request: Request) -> None:
+        for key in cookies_of(request.headers.getlist("cookie"), door.cookie):
+            await checks.logins.end(key, clock.now())
 
     options: Mapping[str, Any] = {"response_model": None, "include_in_schema": False}
     api.get(LOGIN, **options)(show)

@@ -1,20 +1,15 @@
 """Tokens: who may come through the server's door, under which name, and what they may do and see.
 
-A token is shown once, when it is made; kept is only its digest, in a file that nobody else may read. Whoever can read
-that file can read the store and its keys as well, so the digest may also serve as the key that cookies are signed with.
+A token is shown once, when it is made; kept is only its digest, in a file that nobody else may read. A copy of that
+file opens nothing: tokens are random, and what browsers are given has keys of its own (`logins`).
 """
 
 import base64
-import fcntl
 import hashlib
 import hmac
-import os
 import re
 import secrets
-import stat
-import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,12 +18,12 @@ import msgspec
 from halter.app.desk import ROLES, Role, Who
 from halter.core.errors import ConfigError
 from halter.core.ids import may_decide
+from halter.server.private_file import PrivateFile
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 PREFIX: Final = "halter_"
 _TOKEN: Final = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 _BYTES: Final = 32
-_OTHERS_MAY_READ: Final = stat.S_IRWXG | stat.S_IRWXO
 LOST: Final = "A token is shown once. If it is lost: `halter tokens add NAME --role admin` makes another."
 
 
@@ -90,66 +85,36 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._file = PrivateFile(path)
 
     def tokens(self) -> tuple[Token, ...]:
         """Read all of them. Raises ConfigError where the file cannot be trusted or read."""
+        data = self._file.read()
         try:
-            if self.path.stat().st_mode & _OTHERS_MAY_READ:
-                raise ConfigError(f"Others may read {self.path}: run chmod 600 on it, and make new tokens.")
-            data = self.path.read_bytes()
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise ConfigError(f"{self.path} cannot be read: {error.strerror or error}.") from error
-        try:
-            return _decoded(data)
+            return () if data is None else _decoded(data)
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
             raise ConfigError(f"{self.path} is damaged ({error}): remove it, and make new tokens.") from None
 
     def add(self, token: Token) -> None:
         """Keep one more. Raises ConfigError where the name is taken."""
-        with self._alone():
+        with self._file.alone():
             tokens = self.tokens()
             if any(each.name == token.name for each in tokens):
                 raise ConfigError(
                     f"There is a token called {token.name} already: `halter tokens remove {token.name}` ends it."
                 )
-            self._write((*tokens, token))
+            self._file.write({"tokens": (*tokens, token)})
 
     def remove(self, name: str) -> bool:
         """Forget one, from this moment on; tell whether it was there."""
-        with self._alone():
+        with self._file.alone():
             tokens = self.tokens()
-            self._write([token for token in tokens if token.name != name])
+            self._file.write({"tokens": [token for token in tokens if token.name != name]})
             return any(token.name == name for token in tokens)
 
     def state(self) -> tuple[int, ...]:
         """Tell by which it is known whether the file was changed."""
-        try:
-            about = self.path.stat()
-        except OSError:
-            return ()
-        return (about.st_ino, about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_mode)
-
-    @contextmanager
-    def _alone(self) -> Generator[None]:
-        """Keep others from changing the file meanwhile: of two changes, neither is lost."""
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise ConfigError(f"{self.path} cannot be written: {error.strerror or error}.") from error
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
-
-    def _write(self, tokens: Sequence[Token]) -> None:
-        try:
-            _replace(self.path, msgspec.json.format(msgspec.json.encode({"tokens": tokens})))
-        except OSError as error:
-            raise ConfigError(f"{self.path} cannot be written: {error.strerror or error}.") from error
+        return self._file.state()
 
 
 class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,20 +129,6 @@ def _decoded(data: bytes) -> tuple[Token, ...]:
     return tokens
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Replace the file as a whole; a temporary file is its owner's alone from the first moment."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".tokens-", delete=False) as file:
-        written = Path(file.name)
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            written.replace(path)
-        except OSError:
-            written.unlink(missing_ok=True)
-            raise
-
-
 class Keyring:
     """The tokens that count at this moment: those of a file, read again when it changes, and some kept nowhere.
 
@@ -190,6 +141,11 @@ class Keyring:
         self._extra = tuple(extra)
         self._state: tuple[int, ...] | None = None
         self._kept: tuple[Token, ...] = ()
+
+    @property
+    def logins_file(self) -> Path | None:
+        """Where the logins of these tokens are kept: beside them, if they are in a file."""
+        return None if self._file is None else self._file.path.with_suffix(".logins.json")
 
     def tokens(self) -> tuple[Token, ...]:
         """List those that count."""

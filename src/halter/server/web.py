@@ -14,8 +14,9 @@ from halter.brain.together import together
 from halter.core.errors import ConfigError
 from halter.core.text import one_line
 from halter.server.auth import Door, door_of
-from halter.server.entrance import Entrance
-from halter.server.limits import Limits, Rates
+from halter.server.entrance import Checks, Entrance
+from halter.server.limits import Limits
+from halter.server.logins import Logins
 from halter.server.running import listen, run
 from halter.server.tokens import Keyring
 
@@ -108,8 +109,9 @@ def web(app: App, door: Door, keys: Keyring, feed: "Feed", extras: Extras) -> En
 
     api = new_api()
     api.state.site = Site(app, feed)
-    add_login(api, door, keys, app.clock, Rates(extras.limits.failures))
-    add_hooks(api, lambda: extras.deliveries.hooks)
+    checks = Checks(keys, Logins(keys.logins_file), extras.limits)
+    add_login(api, door, checks, app.clock)
+    add_hooks(api, lambda: extras.deliveries.hooks, app.clock, checks.tokens_tried)
     _add_rest(api)
 
     def tell(sentence: str) -> None:
@@ -117,7 +119,7 @@ def web(app: App, door: Door, keys: Keyring, feed: "Feed", extras: Extras) -> En
 
     if not extras.pages or not _mount_dashboard(api, app, feed.bus, tell):
         _add_plain(api)
-    return Entrance(api, door, keys, app.clock, extras.limits, tell)
+    return Entrance(api, door, checks, app.clock, extras.limits, tell)
 
 
 def _add_rest(api: "FastAPI") -> None:

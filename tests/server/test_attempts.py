@@ -1,0 +1,169 @@
+"""Wrong tokens are limited wherever one can be shown, and nobody is locked out by a neighbour."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from halter.core.clock import MINUTE, SECOND
+from halter.server.attempts import MOST_PROVEN, PROXIED, Attempts, Place, place_of
+from halter.server.hooks import hooks_api
+from halter.server.limits import MOST_NAMES, Limits
+from halter.server.tokens import new_secret
+from halter.testing.fakes import ManualClock
+from halter.testing.world import World
+from tests.server.conftest import House, furnished
+from tests.story.test_webhooks import TOKEN, started
+
+FEW = Limits(failures=3)
+PROXY = {"X-Forwarded-For": "198.51.100.7"}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Time stands still, so that nothing is allowed again before a test says so."""
+    return ManualClock(1_800_000_000 * SECOND)
+
+
+@pytest.fixture
+async def house(tmp_path: Path, limits: Limits, clock: ManualClock) -> AsyncIterator[House]:
+    office = await furnished(tmp_path)
+    made = House(office, tmp_path, limits, clock)
+    yield made
+    await made.end()
+    await office.ground.store.close()
+
+
+def wrong() -> dict[str, str]:
+    return {"Authorization": f"Bearer {new_secret()}"}
+
+
+async def statuses(client: httpx2.AsyncClient, count: int, path: str = "/api/whoami") -> list[int]:
+    return [(await client.get(path, headers=wrong())).status_code for _ in range(count)]
+
+
+@pytest.mark.parametrize("limits", [FEW])
+@pytest.mark.parametrize("path", ["/api/whoami", "/api/stream", "/", "/nothing"])
+async def test_wrong_bearer_tokens_are_limited_by_address_like_log_ins(
+    house: House, clock: ManualClock, path: str
+) -> None:
+    async with house.client() as attacker, house.client("admin", place="127.0.0.2") as other:
+        assert await statuses(attacker, 5, path) == [401, 401, 401, 429, 429]
+        late = await attacker.get(path, headers=wrong())
+        assert int(late.headers["retry-after"]) >= 1
+        right = {"Authorization": f"Bearer {house.secrets['viewer']}"}
+        assert (await attacker.get("/api/whoami", headers=right)).status_code == 429
+        assert (await attacker.post("/login", data={"token": house.secrets["admin"]},
+                                    headers={"Origin": house.base})).status_code == 429  # fmt: skip
+        assert (await other.get("/api/whoami")).status_code == 200
+        clock.advance(MINUTE)
+        assert (await attacker.get("/api/whoami", headers=right)).status_code == 200
+
+
+@pytest.mark.parametrize("limits", [FEW])
+async def test_wrong_tokens_of_a_websocket_are_limited(house: House) -> None:
+    found: list[int] = []
+    for _ in range(5):
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"ws://127.0.0.1:{house.port}/api/ws", additional_headers=wrong(), proxy=None)
+        found.append(refused.value.response.status_code)
+    assert found == [401, 401, 401, 429, 429]
+
+
+@pytest.mark.parametrize("limits", [FEW])
+async def test_who_was_let_in_before_is_not_locked_out_by_somebody_at_the_same_address(house: House) -> None:
+    async with house.client("viewer") as program, house.client(Origin=house.base) as person, house.client() as attacker:
+        await person.post("/login", data={"token": house.secrets["operator"]})
+        for each in (program, person):
+            assert (await each.get("/api/whoami")).status_code == 200
+        assert 429 in await statuses(attacker, 9)
+        for each in (program, person):
+            assert (await each.get("/api/whoami")).status_code == 200
+        again = await person.post("/login", data={"token": house.secrets["operator"]})
+        assert again.status_code == 303
+
+
+@pytest.mark.parametrize("limits", [FEW])
+async def test_a_token_that_was_right_and_was_removed_is_limited_like_any_other(house: House) -> None:
+    async with house.client("viewer") as program:
+        assert (await program.get("/api/whoami")).status_code == 200
+        house.tokens.remove("viewer")
+        assert [(await program.get("/api/whoami")).status_code for _ in range(5)] == [401, 401, 401, 429, 429]
+
+
+@pytest.mark.parametrize("limits", [FEW])
+async def test_who_comes_through_a_proxy_on_this_machine_is_known_by_the_address_that_the_proxy_adds(
+    house: House,
+) -> None:
+    async with house.client(**PROXY) as attacker, house.client("admin", **{"X-Forwarded-For": "203.0.113.9"}) as other:
+        assert await statuses(attacker, 5) == [401, 401, 401, 429, 429]
+        assert (await other.get("/api/whoami")).status_code == 200
+
+
+@pytest.mark.parametrize("limits", [Limits(failures=3, stale=4)])
+async def test_cookies_that_have_ended_are_limited_apart_so_that_their_owner_may_log_in(house: House) -> None:
+    async with house.client(Origin=house.base) as client:
+        stale = {"Cookie": f"halter_{house.port}={'x' * 43}"}
+        found = [(await client.get("/api/whoami", headers=stale)).status_code for _ in range(6)]
+        assert found == [401, 401, 401, 401, 429, 429]
+        assert (await client.post("/login", data={"token": house.secrets["admin"]}, headers=stale)).status_code == 303
+        assert (await client.get("/api/whoami")).status_code == 200
+
+
+async def test_wrong_tokens_of_a_webhook_are_limited_and_its_right_one_goes_on_where_it_was_right(
+    world: World, tmp_path: Path
+) -> None:
+    _, hooks = await started(world, tmp_path)
+    wire = httpx2.ASGITransport(hooks_api(hooks, ManualClock()), client=("192.0.2.1", 1))
+    elsewhere = httpx2.ASGITransport(wire.app, client=("192.0.2.2", 1))
+
+    async def sent(transport: httpx2.ASGITransport, token: str, delivery: str) -> int:
+        headers = {"Authorization": f"Bearer {token}", "Halter-Delivery": delivery}
+        async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
+            return (await client.post("/hooks/desk/tickets", content=b"{}", headers=headers)).status_code
+
+    assert await sent(wire, TOKEN, "one") == 202
+    tried = [await sent(wire, f"wrong{n}", "x") for n in range(12)]
+    assert tried == [401] * 10 + [429] * 2
+    assert await sent(wire, TOKEN, "two") == 202
+    tried = [await sent(elsewhere, f"wrong{n}", "x") for n in range(11)]
+    assert tried == [401] * 10 + [429]
+    assert await sent(elsewhere, TOKEN, "three") == 429
+
+
+def test_a_place_is_an_address_and_of_version_6_a_whole_network() -> None:
+    forwarded = [(b"X-Forwarded-For", b"6.6.6.6, 198.51.100.7")]
+    assert place_of("127.0.0.1", forwarded) == Place("127.0.0.1", "198.51.100.7")
+    assert place_of("::1", [(b"x-forwarded-for", b"2001:db8:1:2:3::4")]) == Place("::1", "2001:db8:1:2::/64")
+    assert place_of("::ffff:127.0.0.1", forwarded).origin == "198.51.100.7"
+    assert place_of("192.0.2.1", forwarded) == Place("192.0.2.1", "192.0.2.1")
+    assert place_of("2001:db8::1").origin == place_of("2001:db8::ffff:2").origin
+    for nonsense in (b"", b"unknown", b"a" * 5000, b"1.2.3.4, x"):
+        assert place_of("127.0.0.1", [(b"x-forwarded-for", nonsense)]) == Place("127.0.0.1", "127.0.0.1")
+    assert place_of("") == Place("", "")
+
+
+def test_who_makes_up_forwarded_addresses_is_limited_as_one_and_locks_out_nobody_who_is_in() -> None:
+    attempts = Attempts(3)
+    here, person = "127.0.0.1", Place("127.0.0.1", "203.0.113.9")
+    attempts.right(person, "theirs")
+    for number in range(3 * PROXIED):
+        place = Place(here, f"10.0.{number // 250}.{number % 250}")
+        assert not attempts.wait(place, "x", 0)
+        attempts.wrong(place, "x", 0)
+    assert attempts.wait(Place(here, "10.9.9.9"), "x", 0)
+    assert not attempts.wait(person, "theirs", 0)
+    assert not attempts.wait(Place("192.0.2.1", "192.0.2.1"), "x", 0)
+    assert not attempts.wait(Place(here, "10.9.9.9"), "x", MINUTE)
+
+
+def test_what_is_remembered_of_attempts_is_bounded() -> None:
+    attempts = Attempts(3)
+    for number in range(3 * MOST_NAMES):
+        place = Place(f"p{number}", f"p{number}")
+        attempts.wrong(place, "x", 0)
+        attempts.right(place, "y")
+    assert attempts.remembered() <= MOST_NAMES + MOST_PROVEN

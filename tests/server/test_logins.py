@@ -1,0 +1,191 @@
+"""A login ends when it is ended, and no file of the server is as good as a token."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from halter.core.clock import SECOND
+from halter.server.auth import door_of
+from halter.server.entrance import Checks, Entrance, Message, Receive, Scope, Send
+from halter.server.limits import Limits
+from halter.server.logins import MOST_OF_A_TOKEN, Login, Logins, begun, digest_of_key
+from halter.server.tokens import Keyring, TokenFile, new_secret, token_of
+from halter.testing.fakes import ManualClock
+from tests.server.conftest import House
+
+
+@asynccontextmanager
+async def logged_in(house: House, name: str = "admin") -> AsyncIterator[httpx2.AsyncClient]:
+    async with house.client(Origin=house.base) as client:
+        assert (await client.post("/login", data={"token": house.secrets[name]})).status_code == 303
+        yield client
+
+
+async def status(client: httpx2.AsyncClient, cookie: str = "") -> int:
+    headers = {"Cookie": cookie} if cookie else {}
+    return (await client.get("/api/whoami", headers=headers)).status_code
+
+
+def cookie_of(client: httpx2.AsyncClient) -> str:
+    ((name, value),) = client.cookies.items()
+    return f"{name}={value}"
+
+
+async def test_a_copy_of_every_file_in_the_settings_folder_makes_no_cookie(house: House, tmp_path: Path) -> None:
+    async with logged_in(house), house.client() as thief:
+        ends = house.app.clock.now() // SECOND + 1000
+        tried: list[str] = []
+        for token in json.loads(house.tokens.path.read_bytes())["tokens"]:
+            said = f"halter cookie 1\n{token['name']}\n{ends}".encode()
+            signed = hmac.new(bytes.fromhex(token["digest"]), said, hashlib.sha256).hexdigest()
+            tried += [f"{token['name']}.{ends}.{signed}", token["digest"]]
+        (kept,) = json.loads((tmp_path / "tokens.logins.json").read_bytes())["logins"]
+        tried += [kept["digest"], kept["bound_to"], kept["digest"][:43]]
+        assert {await status(thief, f"halter_{house.port}={value}") for value in tried} == {401}
+    assert (tmp_path / "tokens.logins.json").stat().st_mode & 0o777 == 0o600
+
+
+async def test_logging_out_ends_the_login_on_the_server_also_after_a_restart(house: House) -> None:
+    async with logged_in(house) as client, logged_in(house) as other, house.client() as thief:
+        kept = cookie_of(client)
+        assert await status(thief, kept) == 200
+        await client.post("/logout")
+        assert await status(thief, kept) == 401
+        assert await status(other) == 200
+        await house.restart()
+        assert await status(thief, kept) == 401
+        assert await status(other) == 200
+
+
+async def test_removing_a_token_ends_its_logins_and_a_new_one_of_that_name_brings_none_back(house: House) -> None:
+    async with logged_in(house) as client:
+        house.tokens.remove("admin")
+        assert await status(client) == 401
+        house.let_in("admin", "admin")
+        assert await status(client) == 401
+
+
+async def test_a_token_whose_role_is_changed_by_hand_ends_its_logins(house: House) -> None:
+    async with logged_in(house, "viewer") as client:
+        path = house.tokens.path
+        path.write_text(path.read_text().replace('"viewer"', '"admin"'))
+        assert await status(client) == 401
+
+
+async def test_to_log_in_again_ends_the_login_before(house: House) -> None:
+    async with logged_in(house) as client, house.client() as thief:
+        before = cookie_of(client)
+        await client.post("/login", data={"token": house.secrets["viewer"]})
+        assert (await client.get("/api/whoami")).json()["name"] == "viewer"
+        assert await status(thief, before) == 401
+
+
+@pytest.mark.parametrize("limits", [Limits(check=3600 * SECOND)])
+async def test_logging_out_closes_what_the_browser_had_open_at_once(house: House, limits: Limits) -> None:
+    async with logged_in(house) as client, logged_in(house) as other:
+        url, origin = f"ws://127.0.0.1:{house.port}/api/ws", {"Origin": house.base}
+        headers = [{**origin, "Cookie": cookie_of(each)} for each in (client, other)]
+        async with (
+            connect(url, additional_headers=headers[0], proxy=None) as socket,
+            connect(url, additional_headers=headers[1], proxy=None) as beside,
+        ):
+            for each in (socket, beside):
+                await each.send("{}")
+                await each.recv()
+            await client.post("/logout")
+            with pytest.raises(ConnectionClosed):
+                await socket.recv()
+            assert socket.close_code == 1008
+            await (await beside.ping())
+
+
+@pytest.mark.parametrize("damage", ["{", '{"logins": 3}', ""])
+async def test_a_damaged_list_of_logins_lets_nobody_in_and_is_made_anew(
+    house: House, tmp_path: Path, damage: str
+) -> None:
+    async with logged_in(house) as client:
+        (tmp_path / "tokens.logins.json").write_text(damage)
+        assert await status(client) == 401
+    async with logged_in(house) as client:
+        assert await status(client) == 200
+
+
+async def test_a_list_of_logins_that_others_may_write_lets_nobody_in(house: House, tmp_path: Path) -> None:
+    async with logged_in(house) as client:
+        (tmp_path / "tokens.logins.json").chmod(0o622)
+        assert await status(client) == 401
+
+
+async def test_a_login_that_cannot_be_kept_is_none_and_one_that_cannot_be_ended_for_good_says_so(
+    house: House, tmp_path: Path
+) -> None:
+    async with logged_in(house) as client, house.client() as thief:
+        kept = cookie_of(client)
+        (tmp_path / "tokens.logins.json").rename(tmp_path / "aside")
+        (tmp_path / "tokens.logins.json").mkdir()
+        assert await status(thief, kept) == 401
+        assert (await client.post("/login", data={"token": house.secrets["admin"]})).status_code == 503
+
+
+def test_the_oldest_logins_of_a_token_end_when_there_are_too_many_and_those_of_others_do_not() -> None:
+    logins = [Login(f"d{number}", "ada", "b", 100 + number) for number in range(MOST_OF_A_TOKEN)]
+    others = [Login("e1", "bob", "b", 100), Login("e2", "bob", "b", 50)]
+    kept = begun([*logins, *others], Login("new", "ada", "b", 1000), 60)
+    assert [login.digest for login in kept] == [*(f"d{n}" for n in range(1, MOST_OF_A_TOKEN)), "e1", "new"]
+
+
+async def test_logins_kept_in_no_file_end_with_the_process() -> None:
+    logins, token = Logins(), token_of(new_secret(), "ada", "admin", 0)
+    key = await logins.begin(token, 0)
+    assert digest_of_key(key) in logins.current()
+    await logins.end(key, 1)
+    assert logins.current() == {}
+
+
+async def test_what_an_open_page_sends_after_its_token_was_removed_reaches_nothing(tmp_path: Path) -> None:
+    file, secret, heard = TokenFile(tmp_path / "tokens.json"), new_secret(), list[Message]()
+    file.add(token_of(secret, "ada", "admin", 0))
+    messages: asyncio.Queue[Message] = asyncio.Queue()
+    taken = asyncio.Event()
+
+    async def inner(_: Scope, receive: Receive, __: Send) -> None:
+        while not heard or heard[-1]["type"] != "websocket.disconnect":
+            heard.append(await receive())
+            taken.set()
+
+    async def drop(_: Message) -> None:
+        """Send nothing anywhere."""
+
+    limits = Limits(check=3600 * SECOND)
+    checks = Checks(Keyring(file), Logins(), limits)
+    entrance = Entrance(inner, door_of("127.0.0.1", 80), checks, ManualClock(), limits)
+    headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {secret}".encode())]
+    scope: Scope = {"type": "websocket", "path": "/_nicegui_ws/socket.io/", "headers": headers, "client": ("::1", 1)}
+    serving = asyncio.create_task(entrance(scope, messages.get, drop))
+    for sent in ("before", "after"):
+        await messages.put({"type": "websocket.receive", "text": sent})
+        await taken.wait()
+        file.remove("ada")
+    await serving
+    assert [message.get("text", message["type"]) for message in heard] == ["before", "websocket.disconnect"]
+
+
+def test_the_files_of_the_server_name_no_secret(tmp_path: Path) -> None:
+    """A login's digest is made of a random key alone: nothing in the tokens' file leads to it."""
+    token = token_of(new_secret(), "ada", "admin", 0)
+    first, second = (asyncio.run(Logins(tmp_path / f"{n}.json").begin(token, 0)) for n in (1, 2))
+    kept: list[dict[str, Any]] = [json.loads((tmp_path / f"{n}.json").read_bytes())["logins"][0] for n in (1, 2)]
+    assert first != second
+    assert kept[0]["digest"] != kept[1]["digest"]
+    assert kept[0]["bound_to"] == kept[1]["bound_to"]
+    assert first not in (tmp_path / "1.json").read_text()
