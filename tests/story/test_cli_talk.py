@@ -228,8 +228,9 @@ def test_a_pipe_that_stays_open_does_not_keep_an_interrupted_chat(ada: Person) -
 class Terminal:
     """A real terminal, with a program in it."""
 
-    def __init__(self, person: Person, *words: str) -> None:
+    def __init__(self, person: Person, *words: str, typed: str = "") -> None:
         self.keys, self.screen = pty.openpty()
+        os.write(self.keys, typed.encode())
         self.before = termios.tcgetattr(self.screen)
 
         def own() -> None:
@@ -289,6 +290,81 @@ def test_a_person_at_a_terminal_says_yes_and_no_in_place(ada: Person) -> None:
     assert terminal.leaves() == 0
     rows = ada.looks("audit")
     assert sorted(row["outcome"] for row in rows) == ["approval_denied", "ok"]
+
+
+def effects(person: Person) -> list[str]:
+    return sorted(row["outcome"] for row in person.looks("audit"))
+
+
+@pytest.mark.parametrize("typed", ["y\n", "y\ny\nyes\n", "y"])
+def test_what_was_typed_before_a_question_was_shown_does_not_answer_it(ada: Person, typed: str) -> None:
+    ada.writes("- calls: [{tool: wipe, arguments: {path: old.txt}}]\n- text: It is still there.\n")
+    terminal = Terminal(ada, "chat", str(ada.agent))
+    terminal.until("you> ")
+    terminal.types(f"wipe the old one\n{typed}")
+    terminal.until("approve? [y/n] ")
+    terminal.types("n\n")
+    assert "ada said no." in terminal.until("It is still there.")
+    terminal.until("you> ")
+    terminal.types("\x04")
+    assert terminal.leaves() == 0
+    assert effects(ada) == ["approval_denied"]
+
+
+def test_an_agents_own_question_is_answered_by_what_is_typed_after_it(ada: Person) -> None:
+    question = "calls: [{tool: ask_user, arguments: {question: Shall I wipe all?}}]"
+    ada.writes(f"- {question}\n- {{when: 'yes', text: I wipe it.}}\n- {{when: 'no', text: I leave it.}}\n")
+    terminal = Terminal(ada, "chat", str(ada.agent))
+    terminal.until("you> ")
+    terminal.types("look after it\nyes\n")
+    terminal.until("? Shall I wipe all?")
+    terminal.until("does not answer it.")
+    terminal.until("you> ")
+    terminal.types("no\n")
+    terminal.until("I leave it.")
+    terminal.until("you> ")
+    terminal.types("\x04")
+    assert terminal.leaves() == 0
+
+
+def test_an_approve_that_was_typed_ahead_shows_what_waits_and_agrees_to_nothing(ada: Person) -> None:
+    ada.writes("- {repeat: true, text: Well.}\n")
+    terminal = Terminal(ada, "chat", str(ada.agent))
+    terminal.until("you> ")
+    terminal.types("every day at 9 look around\napprove\napprove\n")
+    terminal.until("Nothing is planned yet.")
+    terminal.until("This is what waits")
+    terminal.until("This is what waits")
+    terminal.until("you> ")
+    assert ada.looks("schedules") == []
+    terminal.types("approve\n")
+    terminal.until("Approved")
+    terminal.until("you> ")
+    terminal.types("\x04")
+    assert terminal.leaves() == 0
+    assert len(ada.looks("schedules")) == 1
+
+
+def test_a_yes_that_was_typed_before_it_was_asked_erases_nothing_and_a_pipe_is_nobody_to_ask(ada: Person) -> None:
+    ada.writes("- text: Well.\n")
+    assert ada.types("run", str(ada.agent), "look around")[0] == 0
+    (session,) = ada.looks("sessions")
+    words = ("erase", "--session", session["session"])
+    code, _, beside = ada.types(*words, given=b"y\n")
+    assert (code, "add --yes" in beside) == (2, True)
+    terminal = Terminal(ada, *words, typed="y\n")
+    terminal.until("does not answer it.")
+    terminal.until("[y/N]: ")
+    terminal.types("perhaps\n")
+    terminal.until("[y/N]: ")
+    terminal.types("n\n")
+    terminal.until("Nothing was erased.")
+    assert terminal.leaves() == 1
+    terminal = Terminal(ada, *words)
+    terminal.until("[y/N]: ")
+    terminal.types("y\n")
+    terminal.until("Erased the bodies of 1 session.")
+    assert terminal.leaves() == 0
 
 
 def test_ctrl_c_leaves_the_terminal_as_it_was_at_the_prompt_and_in_a_turn(ada: Person) -> None:

@@ -87,22 +87,23 @@ async def heard(
     kind: SessionKind = "chat",
     answering: bool = False,
     showing: Showing = UNSEEN,
+    ahead: bool = False,
 ) -> Handled | ToModel:
     """Route what a person says to a session, and do what needs no model of its own.
 
     A session need not have begun: it begins only for what is a part of it. Who is `answering` a question of the agent's
-    is heard by its model, unless they say halt.
+    is heard by its model, unless they say halt. What was typed `ahead` of what is on the screen agrees to nothing.
     """
     routed = route(text, await surroundings(speaking))
     if answering and routed.route != "halt":
         routed = ANSWER
     if routed.route != "strategy":
-        return await _answered(speaking, session, text, routed)
+        return await _answered(speaking, session, text, routed, ahead=ahead)
     return await _done(speaking, session, text, routed, kind, showing)
 
 
-async def _answered(speaking: Speaking, session: str, text: str, routed: Routed) -> Handled:
-    answer = await quick.answered(speaking, routed, session)
+async def _answered(speaking: Speaking, session: str, text: str, routed: Routed, *, ahead: bool) -> Handled:
+    answer = await quick.answered(speaking, routed, session, ahead=ahead)
     await _written(speaking, session, routed, text, answer)
     return Handled(routed, answer)
 

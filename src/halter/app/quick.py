@@ -52,7 +52,7 @@ LOOKED_BACK = 100
 ONLY_A_PERSON = "Only a person may do that, and this was said by an agent."
 
 
-async def answered(speaking: Speaking, routed: Routed, session: str) -> str:
+async def answered(speaking: Speaking, routed: Routed, session: str, *, ahead: bool = False) -> str:
     """Answer a message that is one of the fast paths; `session` is the one in which it was said."""
     match routed.details:
         case Plain():
@@ -66,7 +66,7 @@ async def answered(speaking: Speaking, routed: Routed, session: str) -> str:
         case Scope(scope):
             return await (_halt if routed.route == "halt" else _resume)(speaking, scope)
         case Decided() as said:
-            return await _decide(speaking, said, session)
+            return await _decide(speaking, said, session, ahead=ahead)
         case Named() as named:
             return await _cancel(speaking, named)
         case Field(name):
@@ -227,7 +227,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in shorten(text, 1000).splitlines())
 
 
-async def _decide(speaking: Speaking, said: Decided, session: str) -> str:
+async def _decide(speaking: Speaking, said: Decided, session: str, *, ahead: bool) -> str:
     app, found = speaking.app, await waiting(speaking)
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
@@ -243,8 +243,9 @@ async def _decide(speaking: Speaking, said: Decided, session: str) -> str:
     (one,) = meant
     if one.about == "cap_raise" and said.verdict == "approve":
         return f"A higher cap needs an amount: halter approve {one.decision} --cap AMOUNT"
-    if said.implied and said.verdict == "approve" and not await _was_shown(speaking, session, one.decision):
-        # Something else may have been decided, and this have come, since they last looked.
+    unseen = ahead or not await _was_shown(speaking, session, one.decision)
+    if said.implied and said.verdict == "approve" and unseen:
+        # Something else may have been decided, and this have come, since they last looked or began to type.
         shown = f"- {one.decision}: {_about(one)} (of {one.agent})\n{_indented(one.shown)}".rstrip()
         return f"This is what waits:\n{shown}\nSay approve again to agree to it, or deny."
     write = approvals.decide(one, said.verdict, app.settings.person, app.ids.new())

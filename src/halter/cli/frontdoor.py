@@ -42,14 +42,19 @@ class Door:
         self._began = began
         self._routes = routes
 
-    async def hear(self, session: SessionId, text: str, kind: SessionKind, *, asked: bool) -> Done | None:
-        """Answer a message, or pass it on to the session; None if its agent has to answer."""
+    async def hear(
+        self, session: SessionId, text: str, kind: SessionKind, *, asked: bool, ahead: bool = False
+    ) -> Done | None:
+        """Answer a message, or pass it on to the session; None if its agent has to answer.
+
+        One that was typed `ahead` agrees to nothing that was shown meanwhile.
+        """
         from halter.app.asking import Showing, ToModel, heard, tell
 
         told = False
         if self._routes:
             showing = Showing(self._screen.beside_words(), self._waits, self._stepped, self._began)
-            done = await heard(self._speaking, session, text, kind=kind, answering=asked, showing=showing)
+            done = await heard(self._speaking, session, text, kind=kind, answering=asked, showing=showing, ahead=ahead)
             if not isinstance(done, ToModel):
                 routed = done.routed
                 return Done(routed.route, routed.strategy, routed.why, done.ok, done.answer, done.session)

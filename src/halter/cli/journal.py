@@ -17,6 +17,7 @@ from halter.cli.command import (
     readable,
     with_app,
 )
+from halter.cli.keyboard import confirm
 from halter.cli.patience import Tell, patience, share
 from halter.core.errors import ConfigError
 from halter.core.text import counted
@@ -123,7 +124,7 @@ def erase(
     for name in session or []:
         readable(name, "a session's id")
     what = f"sessions that ended more than {older_than} ago" if older_than else ", ".join(session or ["all messages"])
-    if not yes and not typer.confirm(f"Erase the bodies of {what}? This cannot be undone."):
+    if not yes and not confirm(f"Erase the bodies of {what}? This cannot be undone."):
         fail("Nothing was erased.", NOT_FINE)
 
     async def job(app: App) -> Erasure:

@@ -1,34 +1,50 @@
 """Lines that somebody types, read beside everything else that goes on."""
 
 import asyncio
+import queue
 import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from importlib import import_module
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+from halter.cli.keyboard import NOT_TAKEN, Keyboard, StandardInput, ask_freshly
+
+
+class _Wish(NamedTuple):
+    """What is to be read: a line after this prompt; `freshly`, only one that is typed after it was shown."""
+
+    prompt: str
+    freshly: bool
+
+
+class _Typed(NamedTuple):
+    """A line, and whether it was typed before its prompt was shown."""
+
+    line: str | None
+    ahead: bool
 
 
 class Lines:
-    """Reads standard input line by line in a thread that ends with the process: a terminal cannot be let go of."""
+    """Reads a keyboard line by line in a thread that ends with the process: a terminal cannot be let go of."""
 
-    def __init__(self, prompt: str) -> None:
+    def __init__(self, prompt: str, keyboard: Keyboard | None = None) -> None:
         self._prompt = prompt
-        self._wanted = threading.Semaphore(0)
-        self._asked = prompt
-        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._keyboard: Keyboard = keyboard or StandardInput()
+        self._wishes: queue.SimpleQueue[_Wish] = queue.SimpleQueue()
+        self._lines: asyncio.Queue[_Typed] = asyncio.Queue()
         self._asking = False
         self._over = False
+        self._freshly = False
         self._terminal: list[Any] | None = None
-        self.by_hand = sys.stdin.isatty()
+        self.by_hand = self._keyboard.by_hand
+        self.ahead = False
+        """Whether the line that was read last was typed before its prompt was shown."""
 
     async def __aenter__(self) -> Self:
         """Begin to read."""
         if self.by_hand:
-            with suppress(ImportError):
-                # Whoever types a line may correct it: `input` does that once this module is there.
-                import_module("readline")
             self._terminal = _terminal()
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=(loop,), name="halter-lines", daemon=True).start()
@@ -52,8 +68,13 @@ class Lines:
             yield line
 
     async def ask(self, question: str) -> str | None:
-        """Ask for one line; at the end of input there is none."""
+        """Ask a question; only what is typed from now on answers it. At the end of input there is no answer."""
+        self.require_fresh()
         return await self._next(question)
+
+    def require_fresh(self) -> None:
+        """Take for the next line only what is typed after its prompt is shown: it answers something."""
+        self._freshly = True
 
     @property
     def asking(self) -> bool:
@@ -61,34 +82,39 @@ class Lines:
         return self.by_hand and self._asking
 
     async def _next(self, prompt: str) -> str | None:
+        freshly, self._freshly = self._freshly and self.by_hand, False
+        if freshly and self._asking and not self._over:
+            # Something else was asked here and is settled: what is being typed was meant for that.
+            await self._take()
+            prompt = f"{NOT_TAKEN}\n{prompt}"
         if self._over:
             return None
         if not self._asking:
-            self._asked, self._asking = prompt, True
-            self._wanted.release()
-        line = await self._lines.get()
+            self._wishes.put(_Wish(prompt, freshly))
+            self._asking = True
+        return await self._take()
+
+    async def _take(self) -> str | None:
+        typed = await self._lines.get()
         # Whoever ends the input leaves the prompt where it stands.
-        self._over = self._asking = line is None
-        return line
+        self._over = self._asking = typed.line is None
+        self.ahead = typed.ahead
+        return typed.line
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
-            self._wanted.acquire()
-            line = self._line()
+            typed = self._typed(self._wishes.get())
             with suppress(RuntimeError):
                 # The loop may be closed by now, and then nobody wants to know.
-                loop.call_soon_threadsafe(self._lines.put_nowait, line)
-            if line is None:
+                loop.call_soon_threadsafe(self._lines.put_nowait, typed)
+            if typed.line is None:
                 return
 
-    def _line(self) -> str | None:
-        try:
-            if self.by_hand:
-                return input(self._asked)
-            line = sys.stdin.readline()
-        except (EOFError, ValueError, OSError):
-            return None
-        return line.rstrip("\n") if line else None
+    def _typed(self, wish: _Wish) -> _Typed:
+        if wish.freshly:
+            return _Typed(ask_freshly(self._keyboard, wish.prompt), ahead=False)
+        ahead = self._keyboard.waits()
+        return _Typed(self._keyboard.line(wish.prompt), ahead)
 
 
 def _terminal() -> list[Any] | None:

@@ -20,6 +20,7 @@ from halter.cli.command import (
     only_a_person,
     with_app,
 )
+from halter.cli.keyboard import confirm
 from halter.cli.plain import ListingGroup, PlainCommand
 from halter.core.left import Kept
 
@@ -138,7 +139,7 @@ def promote(
         text = keeping.promoted(folder, left)
         if not yes:
             say(f"{folder / keeping.CONTEXT_FILE} would say:\n\n{text}", at_once=True)
-            if not typer.confirm("Write it so?"):
+            if not confirm("Write it so?"):
                 fail("Nothing was written.", NOT_FINE)
         keeping.write_context(folder, text)
         await keeping.settle(app, left, "promoted", reason)

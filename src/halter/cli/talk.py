@@ -154,7 +154,7 @@ async def _said(
     asking = _Asking(app, lines, screen)
     try:
         door = Door(speaking, screen, asking.waits, talk.begin, routes=routes)
-        done = await door.hear(session, line, "chat", asked=talk.asked)
+        done = await door.hear(session, line, "chat", asked=talk.asked, ahead=lines.ahead)
         if done is not None:
             show_done(done, as_json=as_json)
             return
@@ -163,6 +163,8 @@ async def _said(
         await asking.end()
     _show(result, as_json=as_json)
     talk.asked, talk.over = bool(result.question), result.over
+    if talk.asked:
+        lines.require_fresh()
 
 
 async def _go_on_with_parts(app: App, speaking: Any, session: SessionId, lines: Lines, *, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from halter.cli.keyboard import TerminalDevice
 from halter.core.clock import SystemClock
 from halter.core.ids import WorkerId
 from halter.core.ports import Committed, Decide, Rows, Store, Write
@@ -65,6 +66,13 @@ class Gullible(Relay):
         return await self._store.commit(write)
 
 
+class Hasty(TerminalDevice):
+    """A terminal at which what was typed before a question counts as its answer."""
+
+    def drop(self) -> None:
+        """Keep what was typed."""
+
+
 def _gullibly(asked: Asked, need: Approval) -> Decide:
     return lambda rows: judge(asked, Agreeable(rows, need))
 
@@ -95,7 +103,8 @@ async def _round(ground: Ground, effects: Path, number: int, *, teeth: bool) -> 
     real = ground.open()
     try:
         store: Store = Gullible(real) if teeth else real
-        desks = [await _desk(ground, store, effects, f"{number}-{act.__name__}") for act in ACTS]
+        keyboard = Hasty if teeth else TerminalDevice
+        desks = [await _desk(ground, store, effects, f"{number}-{act.__name__}", keyboard) for act in ACTS]
         async with asyncio.TaskGroup() as trying:
             for act, desk in zip(ACTS, desks, strict=True):
                 trying.create_task(_tried(act, desk))
@@ -107,7 +116,7 @@ async def _tried(act: Act, desk: Desk) -> None:
     await act(desk)
 
 
-async def _desk(ground: Ground, store: Store, effects: Path, session: str) -> Desk:
+async def _desk(ground: Ground, store: Store, effects: Path, session: str, keyboard: type[TerminalDevice]) -> Desk:
     policy, clock = policy_of(), SystemClock()
     return Desk(
         name=session,
@@ -119,6 +128,7 @@ async def _desk(ground: Ground, store: Store, effects: Path, session: str) -> De
         lease=await begun(store, WORKER, session, policy),
         policy=policy,
         beside=await begun(store, WORKER, f"{session}-beside", policy),
+        keyboard=keyboard,
     )
 
 

@@ -1,6 +1,8 @@
 """What somebody might try with an approval, and what an honest person does with one: each with a session of its own."""
 
 import asyncio
+import os
+import pty
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -9,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from halter.cli.keyboard import Keyboard, TerminalDevice, ask_freshly
 from halter.core.clock import MINUTE, SECOND, Clock
 from halter.core.events import DecisionMade, RuleMade
 from halter.core.ids import FLEET, inbox_stream
@@ -31,6 +34,7 @@ TOO_LATE: Final = SOON + SECOND // 10
 TOGETHER: Final = 8
 CRITICAL: Final = 20_000
 AN_AGENT: Final = "agent:drill"
+QUESTION: Final = "approve? [y/n] "
 
 WRITTEN: Final = "order-1"
 OTHER: Final = "order-2"
@@ -68,6 +72,8 @@ class Desk:
     policy: Resolved
     beside: Lease
     """Another session of the same agent."""
+    keyboard: Callable[[int], Keyboard] = TerminalDevice
+    """What reads a terminal."""
 
     def call(self, order: str = WRITTEN, *, amount: int = 7, using: str = "pay", number: int = 1) -> Call:
         """Word a call."""
@@ -175,6 +181,31 @@ async def denied(desk: Desk) -> None:
     call = desk.call()
     await desk.says(await desk.asks(call), "deny")
     await desk.tries(call)
+
+
+async def typed_before_the_question(desk: Desk) -> None:
+    """A yes was typed at a terminal before the question was shown, and a no after it."""
+    call = desk.call()
+    asked = await desk.asks(call)
+    person, program = pty.openpty()
+    try:
+        os.write(person, b"y\n")
+        answering = asyncio.create_task(asyncio.to_thread(_say_no, person))
+        word = await asyncio.to_thread(ask_freshly, desk.keyboard(program), QUESTION)
+        await answering
+    finally:
+        os.close(person)
+        os.close(program)
+    await desk.says(asked, "approve" if word == "y" else "deny")
+    await desk.tries(call)
+
+
+def _say_no(person: int) -> None:
+    """Type a no at a terminal as soon as it shows the question."""
+    seen = b""
+    while QUESTION.encode() not in seen:
+        seen += os.read(person, 1000)
+    os.write(person, b"n\n")
 
 
 async def used_too_late(desk: Desk) -> None:
@@ -317,6 +348,7 @@ FORGED: Final[tuple[Act, ...]] = (
     another_tool,
     another_session,
     denied,
+    typed_before_the_question,
     used_too_late,
     given_too_late,
     said_by_the_agent,
