@@ -23,6 +23,17 @@ KEYS = [
     f"{DASHES}BEGIN PRIVATE {'KEY'}{DASHES}\n" + ("A" * 64 + "\n") * 40 + f"{DASHES}END PRIVATE KEY{DASHES}",
     "ey" + "JhbGciOiJIUzI1NiJ9" + ".ey" + "J" + "a" * 900 + "." + "b" * 43,
     "postgres://ann:open-sesame@db/x",
+    f'PRIVATE_KEY="{DASHES}BEGIN RSA PRIVATE {"KEY"}{DASHES}\n'
+    + ("B7x/" * 16 + "\n") * 30
+    + f'{DASHES}END RSA PRIVATE KEY{DASHES}"',
+    "sshpass -p 'k7Xq2mmW9z' ssh root@10.0.0.7",
+    "curl -sS -X POST --max-time 10 -H 'Accept: application/json' -u ada:k7Xq2mmW9z https://example.com",
+    "machine git.example.com login robot password k7Xq2mmW9z",
+    'passphrase = "' + "correct horse battery staple " * 8 + '"',
+    "the admin password is k7Xq2mmW9z, please change it",
+    "Cookie: theme=dark; sessionid=94mij6ict6flzz0p9hlowxue6w0gf6qg; lang=de",
+    "seed phrase: " + "meadow ribbon timber " * 8,
+    "token = response.json()",
 ]
 WORDS = st.sampled_from(["word", "x=1,", "\n", "🌍", "https://example.com/a", "a" * 300, "\ud800"])
 

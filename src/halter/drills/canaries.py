@@ -20,14 +20,15 @@ ALPHABETS: Final[Mapping[str, str]] = {
     "U": string.ascii_uppercase + string.digits,
     "d": string.digits,
     "h": string.hexdigits[:16],
+    "l": string.ascii_lowercase + string.digits,
     "w": ALNUM + "_-",
 }
-"""Letters and digits, capitals, digits, lower-case hex, and what a word may have in an URL."""
+"""Letters and digits, capitals, digits, lower-case hex, small letters, and what a word may have in an URL."""
 
 WIDTH: Final = 12
 """So many characters in a row of a secret are a leak; fewer could have come there by chance."""
 
-_PIECE: Final = re.compile(r"\{(~?)([AUdhw])(\d+)\}")
+_PIECE: Final = re.compile(r"\{(~?)([AUdhlmw])(\d+)\}")
 _RUN: Final = re.compile(rf"[A-Za-z0-9]{{{WIDTH},}}")
 
 KEYS: Final[Sequence[tuple[str, str]]] = (
@@ -120,17 +121,79 @@ KEYS: Final[Sequence[tuple[str, str]]] = (
     ("docker", "dckr_pat_{w27}"),
     ("shippo", "shippo_live_{h40}"),
     ("readme", "rdme_{A70}"),
+    ("alibaba", "LTAI{A20}"),
+    ("apify", "apify_api_{A36}"),
+    ("braintree", "access_token$production${l16}${h32}"),
+    ("cerebras", "csk-{l48}"),
+    ("crates", "cargo login cio{A32}"),
+    ("elevenlabs", "sk_{h48}"),
+    ("facebook", "EAA{A160}"),
+    ("firecrawl", "fc-{h32}"),
+    ("fireworks", "fw_{A24}"),
+    ("flutterwave", "FLWSECK-{l32}"),
+    ("hubspot", "pat-na1-{h8}-{h4}-{h4}-{h4}-{h12}"),
+    ("jina", "jina_{A64}"),
+    ("kubernetes", "kubeadm join --token {~l6}.{l16}"),
+    ("launchdarkly", "sdk-{h8}-{h4}-{h4}-{h4}-{h12}"),
+    ("mailchimp", "{h32}-us12"),
+    ("mapbox", "sk.eyJ{A80}.{w22}"),
+    ("mnemonic", "seed phrase: {m12}"),
+    ("neon", "napi_{l60}"),
+    ("nuget", "oy2{l43}"),
+    ("openshift", "sha256~{w43}"),
+    ("pinecone", "pcsk_{A60}"),
+    ("plaid", "access-production-{h8}-{h4}-{h4}-{h4}-{h12}"),
+    ("posthog", "phx_{A43}"),
+    ("resend", "re_{~A8}_{A24}"),
+    ("signature", "https://example.com/f?X-Amz-Signature={h64}"),
+    ("tavily", "tvly-{A32}"),
+    ("tencent", "AKID{A32}"),
+    ("together", "tgp_v1_{w43}"),
+    ("token", "acme_live_{A40}"),
+    ("trello", "ATTA{h72}"),
+    ("twitch", "oauth:{l30}"),
+    ("twitter", "AAAAAAAAAAAAAAAAAAAAA{A80}"),
+    ("url-parameter", "https://example.com/run?code={A54}&n=1"),
+    ("vercel", "vcp_{A40}"),
+    ("wandb", "wandb_v1_{w70}"),
+    ("webhook", "https://acme.webhook.office.com/webhookb2/{h32}@{h32}/IncomingWebhook/{h32}"),
+    ("yandex", "y0_{w55}"),
     ("bearer", "Authorization: Bearer {w40}"),
     ("basic-auth", "Basic {A32}"),
     ("url-password", "postgresql://ada:{A20}@db.example.com/orders"),
+    ("private-key", 'PRIVATE_KEY="-----BEGIN RSA PRIVATE KEY-----\n{A64}\n{A64}\n-----END RSA PRIVATE KEY-----"'),
+    ("private-key", '{{"private_key": "-----BEGIN PRIVATE KEY-----\\n{A64}\\n{A64}\\n-----END PRIVATE KEY-----\\n"}}'),
+    ("private-key", "PuTTY-User-Key-File-3: ssh-rsa\nPrivate-Lines: 2\n{A64}\n{A40}\nPrivate-MAC: {h64}"),
+    ("private-key", "client-key-data: LS0tLS1CRUdJTiBSU0EgUFJJVkFURSBLRVktLS0tLQo{A90}"),
+    ("halter", "halter_{w43}"),
+    ("nvidia", "nvapi-{w64}"),
+    ("sourcegraph", "sgp_{h40}"),
+    ("sonarqube", "squ_{h40}"),
+    ("razorpay", "rzp_live_{A14}"),
+    ("aws", "FwoGZXIvYXdzE{A200}"),
+    ("password-hash", "root:$6${A16}${A86}:19000:0:99999:7:::"),
+    ("password-hash", "$2b$12${A53}"),
+    ("password-hash", "$argon2id$v=19$m=65536,t=3,p=4${A22}${A43}"),
+    ("cookie", "Set-Cookie: sid={A32}; Path=/; HttpOnly"),
+    ("cookie", "Cookie: theme=dark; sessionid={h32}; lang=de"),
+    ("password", "DB_PASS={A20}"),
+    ("password", '{{"user": "ada", "pass": "{A20}"}}'),
+    ("password", "connect --password {A20} --verbose"),
+    ("password", "machine git.example.com login ada password {A20}"),
+    ("password", "db.example.com:5432:orders:ada:{A20}"),
+    ("password", '{{"auths": {{"ghcr.io": {{"auth": "{A40}"}}}}}}'),
+    ("password", "curl -u ada:{A20} https://example.com"),
+    ("password", "sshpass -p {A20} ssh ada@example.com"),
+    ("password", "The password of the new account is {A20}, and it expires."),
+    ("password", "<password>{A20}</password>"),
     ("password", 'password = "{A20}"'),
     ("password", "api_key: {A24}"),
     ("password", '{{"client_secret": "{A30}"}}'),
 )
 """One made-up key of every family, and more than one where it comes in several forms.
 
-`{A20}` stands for twenty letters or digits drawn by lot, and so on; with `~` it is no secret, such as a number of an
-account.
+`{A20}` stands for twenty letters or digits drawn by lot, and so on, `{m12}` for twelve words; with `~` it is no
+secret, such as a number of an account.
 """
 
 Spell = Callable[[str], str]
@@ -155,7 +218,9 @@ class Canary:
 
 
 def drawn(chance: random.Random, alphabet: str, length: int) -> str:
-    """Draw a text by lot."""
+    """Draw a text by lot; `m` is so many words."""
+    if alphabet == "m":
+        return " ".join("".join(chance.choices(string.ascii_lowercase, k=6)) for _ in range(length))
     return "".join(chance.choices(ALPHABETS[alphabet], k=length))
 
 

@@ -1,6 +1,7 @@
 """Regular expressions in linear time, over bytes: RE2 behind the two questions that are asked of it."""
 
 from collections.abc import Iterable
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -42,6 +43,12 @@ class Regex:
         """Tell where the match ends that begins at a place, or -1."""
         span: tuple[int, int] = self._match(self._starting, text, start, end)[0]
         return span[1]
+
+
+@cache
+def compiled(pattern: bytes) -> Regex:
+    """Compile a pattern of this program's own, once."""
+    return Regex(pattern)
 
 
 def any_of(patterns: Iterable[bytes]) -> bytes:

@@ -10,7 +10,8 @@ from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 from halter.core.text import to_body
-from halter.guard.families import FAMILIES, HARMLESS, Family
+from halter.guard.families import FAMILIES
+from halter.guard.family import Candidate, Family
 from halter.guard.linear import Regex, any_of
 from halter.guard.spellings import LONGEST_SPELLING, pieces, spellings
 
@@ -20,8 +21,8 @@ _MEMORY: Final = 1024
 _SHORT: Final = 4096
 _WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
 _REFERENCE: Final = b"${"
-_STOPS: Final = b".:!?"
-_BEHIND: Final = 32
+_STAND_IN: Final = b"xxxxxx"
+_BEHIND: Final = 40
 _ROOM: Final = len("://") + len("pwd=word")
 _SECRET_WORDS: Final = frozenset(
     {
@@ -46,9 +47,8 @@ class Shape(NamedTuple):
     """A family, compiled."""
 
     family: Family
-    heads: tuple[bytes, ...]
     lead: Regex | None
-    whole: Regex
+    whole: Regex | None
     behind: Regex | None
 
 
@@ -175,7 +175,7 @@ def _shapes() -> Shapes:
     by_head: dict[bytes, list[Shape]] = {}
     for family in FAMILIES:
         shape = _shape(family)
-        for head in {head[:_HEAD].lower().encode() for head in family.heads}:
+        for head in {head[:_HEAD].lower() for head in family.heads}:
             by_head.setdefault(head, []).append(shape)
     scan = any_of(_folded(family, (r"\b" if family.edge else "") + family.lead + family.near) for family in FAMILIES)
     return Shapes(Regex(scan), by_head)
@@ -183,9 +183,9 @@ def _shapes() -> Shapes:
 
 def _shape(family: Family) -> Shape:
     lead = Regex(_folded(family, family.lead)) if family.lead else None
+    whole = Regex(_folded(family, family.whole)) if family.whole else None
     behind = Regex(family.behind.encode()) if family.behind else None
-    heads = tuple(head.encode() for head in family.heads)
-    return Shape(family, heads, lead, Regex(_folded(family, family.whole)), behind)
+    return Shape(family, lead, whole, behind)
 
 
 def _folded(family: Family, pattern: str) -> bytes:
@@ -229,18 +229,27 @@ def _fitting(likely: Sequence[Shape], data: bytes, within: tuple[int, int, int])
     for shape in likely:
         if _contradicted(shape, data, free, place):
             continue
-        family, _, lead, whole, _ = shape
+        family, lead, whole, _ = shape
         start = place if lead is None else lead.match(data, place, end)
-        stop = whole.match(data, start, end) if start >= 0 else -1
-        if stop < 0 or (family.fold and data[start:stop].lower().rstrip(_STOPS) in HARMLESS):
+        if start < 0:
             continue
-        return Span(start, stop - family.roomy, family.name, place, family.roomy)
+        if family.read is not None:
+            stop = family.read(Candidate(data, free, place, start, end))
+        else:
+            stop = -1 if whole is None else whole.match(data, start, end)
+        if stop < 0 or (family.check is not None and not family.check(data[start:stop])):
+            continue
+        if lead is None and _STAND_IN in data[start:stop].lower():
+            continue
+        while family.reach and start > free and data[start - 1] in family.reach:
+            start -= 1
+        return Span(start, stop, family.name, min(place, start), family.roomy)
     return None
 
 
 def _contradicted(shape: Shape, data: bytes, free: int, place: int) -> bool:
     """Tell whether it is another family's, by what is cheap to see. Two characters are all that is known so far."""
-    family, heads, _, _, behind = shape
+    family, _, _, behind = shape
     if family.fold:
         return data.endswith(_REFERENCE, free, place)
     if behind is not None:
@@ -248,4 +257,4 @@ def _contradicted(shape: Shape, data: bytes, free: int, place: int) -> bool:
         return behind.match(before, 0, len(before)) < 0
     if family.edge and place > free and data[place - 1] in _WORD:
         return True
-    return not data.startswith(heads, place)
+    return not data.startswith(family.heads, place)

@@ -3,13 +3,16 @@
 from typing import Final
 
 from halter.core.text import to_body
+from halter.guard.family import BEHIND
+from halter.guard.literals import SAMPLE
 from halter.guard.redact import Redactor, hide
 from halter.guard.spellings import LONGEST_SPELLING
 
-WORDS: Final = 3
-"""`password = value` and `Authorization: Basic value` are three words."""
+WORDS: Final = 4
+"""`the password is value` and `Authorization: Basic value` are at most four words."""
 
-SHORTEST_HOLD: Final = 256
+SHORTEST_HOLD: Final = 3 * SAMPLE
+"""What announces a value, and as much of the value as is looked at."""
 LONGEST_HOLD: Final = 1 << 18
 _CONTINUING: Final = range(0x80, 0xC0)
 _BLANK: Final = b" \t\n\r\f\v"
@@ -24,7 +27,8 @@ class StreamRedactor:
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
-        self._held = ""
+        self._told = b""
+        self._held = b""
         self._fresh: list[str] = []
         self._waiting = 0
 
@@ -34,27 +38,26 @@ class StreamRedactor:
         self._waiting += len(chunk)
         if self._waiting * 4 <= max(len(self._held), SHORTEST_HOLD):
             return ""
-        return self._released(self._taken())
+        return self._released(ended=False)
 
     def finish(self) -> str:
         """Return the rest: nothing more will come."""
-        rest = self._redactor.redact(self._taken())
-        self._held = ""
-        return rest
+        return self._released(ended=True)
 
-    def _taken(self) -> str:
-        text = self._held + "".join(self._fresh)
+    def _released(self, *, ended: bool) -> str:
+        """Redact what was told last together with what waits, and let go what is certain of the latter."""
+        at = len(self._told)
+        data = self._told + self._held + to_body("".join(self._fresh))
         self._fresh.clear()
         self._waiting = 0
-        return text
-
-    def _released(self, text: str) -> str:
-        data = to_body(text)
-        spans = self._redactor.spans(data)
-        cut = _certain(data, self._redactor.spaced)
-        cut = min((span.lead for span in spans if span.lead < cut < span.end), default=cut)
-        self._held = data[cut:].decode("utf-8", "surrogatepass")
-        return hide(data[:cut], [span for span in spans if span.end <= cut]).decode("utf-8", "surrogatepass")
+        spans = [span for span in self._redactor.spans(data) if span.end > at]
+        cut = len(data) if ended else max(at, _certain(data, self._redactor.spaced))
+        cut = max(at, min((span.lead for span in spans if span.lead < cut < span.end), default=cut))
+        hidden = [span._replace(start=max(span.start, at) - at, end=span.end - at) for span in spans if span.end <= cut]
+        # What was hidden says nothing about what follows it; the rest may announce it.
+        begin = max([_aligned(data, max(cut - BEHIND, 0)), *(span.end + at for span in hidden)])
+        self._told, self._held = data[begin:cut], data[cut:]
+        return hide(data[at:cut], hidden).decode("utf-8", "surrogatepass")
 
 
 def _certain(data: bytes, spaced: int) -> int:

@@ -1,0 +1,61 @@
+"""Secrets are found and harmless text is left alone, measured on texts of many kinds: see `python -m bench.corpus`."""
+
+import random
+
+import pytest
+
+from bench import corpus
+from halter.guard.redact import Redactor
+from halter.guard.stream import StreamRedactor
+
+REDACTOR = Redactor({})
+SEEDS = (1, 2, 3)
+
+
+def every(kind: str, seed: int = 1) -> list[corpus.Sample]:
+    return [sample for part in corpus.PARTS for sample in corpus.samples(kind, part, seed)]
+
+
+def test_the_corpus_is_large_enough_to_say_something() -> None:
+    assert len(every("found")) >= 400
+    assert len({sample.family for sample in every("found")}) >= 120
+    assert all(sample.secrets for sample in every("found"))
+    assert len(every("harmless")) >= 400
+    assert not any(sample.secrets for sample in every("harmless"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_at_least_98_of_100_secrets_are_hidden_to_the_last_characters(seed: int) -> None:
+    missed = [sample for sample in every("found", seed) if corpus.left(sample, REDACTOR.redact(sample.text))]
+    assert len(missed) <= 0.02 * len(every("found")), [sample.text for sample in missed]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_at_most_1_of_100_harmless_texts_is_touched(seed: int) -> None:
+    touched = [sample for sample in every("harmless", seed) if REDACTOR.redact(sample.text) != sample.text]
+    assert len(touched) <= 0.01 * len(every("harmless")), [REDACTOR.redact(sample.text) for sample in touched]
+
+
+def test_code_that_only_speaks_of_secrets_can_be_written_back_as_it_was() -> None:
+    code = "\n".join(sample.text for sample in every("harmless") if sample.family == "python")
+    assert REDACTOR.redact(code) == code
+
+
+def test_what_was_hidden_is_not_hidden_again() -> None:
+    for sample in (*every("found"), *every("harmless")):
+        once = REDACTOR.redact(sample.text)
+        assert REDACTOR.redact(once) == once
+
+
+@pytest.mark.parametrize("longest", [3, 40, 700])
+def test_the_corpus_is_redacted_alike_in_chunks_of_any_size(longest: int) -> None:
+    chance = random.Random(longest)
+    text = "\n\n".join(sample.text for sample in chance.sample((*every("found"), *every("harmless")), 300))
+    stream = StreamRedactor(REDACTOR)
+    out: list[str] = []
+    at = 0
+    while at < len(text):
+        size = chance.randint(1, longest)
+        out.append(stream.feed(text[at : at + size]))
+        at += size
+    assert "".join((*out, stream.finish())) == REDACTOR.redact(text)
