@@ -2,12 +2,14 @@
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from halter.config.trust import MAX_BYTES, Trust, folder_digest
+from halter.config.trust import MAX_BYTES, Code, Trust, data_places, digest_of, folder_digest, loads_from_data
 from halter.core.errors import ConfigError
+from halter.core.servers import Server
 
 
 @pytest.fixture
@@ -18,6 +20,9 @@ def folder(tmp_path: Path) -> Path:
     (made / "lib/deep.py").write_text("x = 1\n")
     (made / ".mcp.json").write_text("{}")
     (made / "notes.txt").write_text("data")
+    (made / "server").write_text("#!/bin/sh\ntrue\n")
+    for folder in ("node_modules/pkg", ".venv/lib", ".git/hooks"):
+        (made / folder).mkdir(parents=True)
     return made
 
 
@@ -46,12 +51,25 @@ def test_what_a_person_trusted_stays_trusted(folder: Path, trust: Trust, tmp_pat
         lambda folder: (folder / "lib/deep.py").unlink(),
         lambda folder: (folder / "lib/deep.py").rename(folder / "lib/other.py"),
         lambda folder: (folder / "run.sh").write_text("true"),
+        lambda folder: (folder / "server").write_text("#!/bin/sh\nevil\n"),
+        lambda folder: (folder / "server").chmod(0o755),
+        lambda folder: (folder / "node_modules/pkg/index").write_text("evil"),
+        lambda folder: (folder / ".venv/lib/x.pth").write_text("import evil"),
+        lambda folder: (folder / "sitecustomize.py").write_text("evil"),
+        lambda folder: (folder / "package.json").write_text("{}"),
+        lambda folder: (folder / ".env").write_text("A=b"),
+        lambda folder: (folder / "notes.txt").write_text("other data"),
+        lambda folder: (folder / "inner").symlink_to("lib"),
+        lambda folder: (folder / ".git/hooks/post-checkout").write_text("evil"),
         lambda folder: (
             (folder / "__pycache__").mkdir(),
             (folder / "__pycache__/tools.cpython-311.pyc").write_text(""),
         ),
     ],
-    ids=["edited", "commands", "added", "removed", "renamed", "script", "bytecode"],
+    ids=[
+        *("edited", "commands", "added", "removed", "renamed", "script", "no suffix", "executable", "node_modules"),
+        *("venv", "sitecustomize", "package.json", "dotenv", "any file", "link", "git hook", "bytecode"),
+    ],
 )
 def test_changed_code_is_not_trusted(folder: Path, trust: Trust, change: object) -> None:
     trust.trust(folder, folder_digest(folder), "ada", 7)
@@ -60,10 +78,56 @@ def test_changed_code_is_not_trusted(folder: Path, trust: Trust, change: object)
     assert not trust.is_trusted(folder, folder_digest(folder))
 
 
-def test_data_is_not_code(folder: Path) -> None:
+AGENT = """\
+name: clerk
+model: scripted
+script: replies.yaml
+tools: {files: {root: desk}}
+collections: {letters: {path: letters/new}}
+"""
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("agent.yaml", "AGENTS.md", "replies.yaml", "playbooks/one.yaml", ".agents/skills/count/SKILL.md"),
+        *("desk/new.py", "letters/new/x.py", "data/state.json", ".git/index", ".git/logs/HEAD"),
+    ],
+)
+def test_declarations_and_data_are_no_code(folder: Path, file: str) -> None:
+    (folder / "agent.yaml").write_text(AGENT)
     before = folder_digest(folder)
-    (folder / "notes.txt").write_text("other data")
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    with (folder / file).open("a") as changed:
+        changed.write("# other\n")
     assert folder_digest(folder) == before
+
+
+@pytest.mark.parametrize("root", [".", "..", "/"])
+def test_a_root_over_everything_leaves_nothing_out(folder: Path, root: str) -> None:
+    (folder / "agent.yaml").write_text(AGENT.replace("root: desk", f"root: {root}"))
+    before = folder_digest(folder)
+    (folder / "server").write_text("evil")
+    assert folder_digest(folder) != before
+
+
+def test_what_has_changed_since_is_told(folder: Path, trust: Trust) -> None:
+    contents = Code(folder).contents()
+    trust.trust(folder, digest_of(contents), "ada", 7, contents)
+    (folder / "server").write_text("evil")
+    (folder / "new").write_text("")
+    (folder / "notes.txt").unlink()
+    told = trust.changed(folder, Code(folder).contents())
+    assert told == "changed: `server`; new: `new`; gone: `notes.txt`"
+
+
+def test_what_looks_as_it_did_is_not_read_again_and_what_does_not_is(folder: Path) -> None:
+    code = Code(folder)
+    before = code.digest()
+    about = (folder / "server").stat()
+    (folder / "server").write_text("#!/bin/sh\nevil\n")
+    os.utime(folder / "server", ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert code.digest() != before
 
 
 def test_names_and_contents_cannot_be_taken_for_each_other(tmp_path: Path) -> None:
@@ -81,11 +145,62 @@ def test_the_same_code_elsewhere_has_to_be_trusted_there(folder: Path, trust: Tr
     assert not trust.is_trusted(copied, folder_digest(copied))
 
 
-@pytest.mark.parametrize("name", ["linked.py", "data"])
-def test_links_are_refused(folder: Path, tmp_path: Path, name: str) -> None:
-    (folder / name).symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="is a symbolic link: put the file itself"):
+def test_a_link_out_to_a_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "linked").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="is a link that leads out to a folder"):
         folder_digest(folder)
+
+
+def test_a_link_to_data_is_refused(folder: Path) -> None:
+    (folder / "agent.yaml").write_text(AGENT)
+    (folder / "desk").mkdir()
+    (folder / "linked").symlink_to("desk/server")
+    with pytest.raises(ConfigError, match="is a link to where data lies"):
+        folder_digest(folder)
+
+
+def test_what_a_link_leads_out_to_is_covered(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "server").write_text("one")
+    (folder / "linked").symlink_to(tmp_path / "server")
+    before = folder_digest(folder)
+    (tmp_path / "server").write_text("two")
+    assert folder_digest(folder) != before
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        Server("x", command="./desk/server"),
+        Server("x", command="python", args=("desk/server.py",)),
+        Server("x", command="python", args=("-m", "desk")),
+        Server("x", command="python", args=("./desk",)),
+        Server("x", command="sh", args=("-c", "cd desk && ./server")),
+        Server("x", command="node", args=("--require=./desk/x.js", "server.js")),
+        Server("x", command="python", args=("server.py",), env={"PYTHONPATH": "lib:desk"}),
+        Server("x", command="linked/server"),
+    ],
+)
+def test_no_command_line_loads_from_where_an_agent_writes(folder: Path, server: Server) -> None:
+    (folder / "agent.yaml").write_text(AGENT)
+    (folder / "desk").mkdir()
+    (folder / "linked").symlink_to("desk")
+    assert loads_from_data(replace(server, cwd=str(folder)), data_places(folder), {})
+    assert loads_from_data(Server("x", command="python", cwd=str(folder / "desk")), data_places(folder), {})
+    assert loads_from_data(
+        Server("x", command="s", cwd=str(folder)), data_places(folder), {"PATH": f"/bin:{folder}/desk"}
+    )
+    honest = Server("x", command="python", args=("-m", "server", "--port=80"), cwd=str(folder))
+    assert not loads_from_data(honest, data_places(folder), {"PATH": "/bin"})
+
+
+def test_a_program_may_work_on_data_but_not_be_loaded_from_it(folder: Path) -> None:
+    (folder / "agent.yaml").write_text(AGENT)
+    (folder / "data").mkdir()
+    (folder / "data" / "server.py").touch()
+    works = Server("x", command="npx", args=("-y", "some-files-server", "data"), cwd=str(folder))
+    assert not loads_from_data(works, data_places(folder), {})
+    for args in (("data",), ("-m", "data"), ("data/server.py",), ("server.py", "data/server.py")):
+        assert loads_from_data(replace(works, command="python", args=args), data_places(folder), {})
 
 
 def test_a_link_to_a_folder_is_no_folder(folder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from halter.app.opened import App
 from halter.app.pacing import against_pacing
-from halter.app.protected import Protects, demand_unwritten, hold, protected_for, refuses
+from halter.app.protected import Protects, demand_unwritten, hold, of_settings, protected_for, refuses
 from halter.app.shelves import Library
 from halter.config.agent import read_agent
 from halter.config.definition import definition_digest
@@ -25,7 +25,7 @@ from halter.config.playbook import read_playbook
 from halter.config.resolve import against_tools, resolve
 from halter.config.roots import against_protected, writable
 from halter.config.skills import read_skills
-from halter.config.trust import Trust, folder_digest
+from halter.config.trust import Code, Trust, data_places, digest_of, loads_from_data
 from halter.core.errors import ConfigError
 from halter.core.events import ToolPinned
 from halter.core.ids import FLEET
@@ -34,11 +34,11 @@ from halter.core.playbook import Playbook
 from halter.core.ports import Draft, Query, Write
 from halter.core.protected import Refuses, Writable, unrefused
 from halter.core.rows import PinRow
-from halter.core.servers import quarantined
+from halter.core.servers import Server, quarantined
 from halter.core.spec import Resolved
 from halter.core.tasks import Skill, Tasks
 from halter.core.text import listed
-from halter.core.tools import Tool, ToolSpec
+from halter.core.tools import Failed, Tool, ToolSpec
 from halter.guard.approvals import Question, ask
 from halter.guard.ask import Standing
 from halter.guard.recovery import WAITS
@@ -109,12 +109,13 @@ async def assembled(app: App, folder: Path, *, protects: Protects = protected_fo
     protected = protects(app.settings, agent, folder)
     against_protected(agent, folder, protected)
     demand_unwritten([folder, *([app.settings.fleet] if app.settings.fleet else [])], app.writable)
-    demand_trusted(app.settings, folder)
+    code = code_of(app.settings, folder)
+    demand_trusted(app.settings, folder, code)
     secrets = from_environment(app.environ)
     async with AsyncExitStack() as stack:
         roots = writable(folder, agent.spec)
         stack.enter_context(_listed(app.writable, roots))
-        offer = await stack.enter_async_context(_served(app, folder, policy, secrets))
+        offer = await stack.enter_async_context(_served(app, code, policy, secrets))
         tools = unique([*built_in(policy, folder), *own_tools(policy, folder), *offer.tools])
         hold(tools.values(), protected)
         against_tools(policy, agent, (*(tool.spec for tool in tools.values()), *verb_specs()))
@@ -165,16 +166,34 @@ def trust_of(settings: Settings) -> Trust:
     return Trust(settings.trust)
 
 
-def demand_trusted(settings: Settings, folder: Path) -> None:
+def code_of(settings: Settings, folder: Path) -> Code:
+    """Find the code of a folder, without what Halter itself writes there."""
+    return Code(folder, [thing.path for thing in of_settings(settings) if thing.secret])
+
+
+def demand_trusted(settings: Settings, folder: Path, code: Code | None = None) -> None:
     """Refuse code that nobody has looked at, or that changed since."""
     if not (folder / OWN_TOOLS).exists() and not (folder / MCP_FILE).exists():
         return
-    digest = folder_digest(folder)
-    if not trust_of(settings).is_trusted(folder, digest):
+    contents, trust = (code or code_of(settings, folder)).contents(), trust_of(settings)
+    if not trust.is_trusted(folder, digest_of(contents)):
+        since = trust.changed(folder, contents)
         raise ConfigError(
-            f"{folder} holds code that would run as you, and nobody has trusted it as it is now. "
-            f"Look through it, then run: halter trust {folder}"
+            f"{folder} holds code that would run as you, and nobody has trusted it as it is now"
+            f"{f' ({since})' if since else ''}. Look through it, then run: halter trust {folder}"
         )
+
+
+def demand_loadable(servers: Iterable[Server], folder: Path, app: App) -> None:
+    """Refuse a command line that could load what an agent wrote: from a root of its tools, or from other data."""
+    places = [*data_places(folder), *(root for agent in app.writable for root in agent.roots)]
+    for server in servers:
+        word = loads_from_data(server, places, app.environ) if server.transport == "stdio" else ""
+        if word:
+            raise ConfigError(
+                f"{folder / MCP_FILE}: the server {server.name} could load code from `{word}`, where data lies that "
+                "an agent may have written. Give its code and its data folders of their own."
+            )
 
 
 def built_in(policy: Resolved, folder: Path) -> Iterator[Tool]:
@@ -237,21 +256,30 @@ def unique(tools: Iterable[Tool]) -> Mapping[str, Tool]:
 
 
 @asynccontextmanager
-async def _served(app: App, folder: Path, policy: Resolved, secrets: Secrets) -> AsyncGenerator["Offer"]:
-    """Start the servers of an agent, if it has any."""
+async def _served(app: App, code: Code, policy: Resolved, secrets: Secrets) -> AsyncGenerator["Offer"]:
+    """Start the servers of an agent, if it has any. Each time that one is started, its code must be trusted."""
     from halter.tools.mcp import Offer, Terms, mcp_tools
 
+    folder = code.folder
     servers = read_servers(folder / MCP_FILE, app.environ)
     if not servers:
         yield Offer((), ())
         return
+    demand_loadable(servers, folder, app)
+
+    def starts() -> None:
+        try:
+            demand_trusted(app.settings, folder, code)
+            demand_loadable(servers, folder, app)
+        except ConfigError as error:
+            raise Failed("NotTrusted", str(error)) from error
 
     def reveal(name: str) -> str:
         if name not in policy.secrets:
             raise KeyError(name)
         return secrets.value(name)
 
-    async with mcp_tools(servers, Terms(app.clock, app.environ, reveal=reveal)) as offer:
+    async with mcp_tools(servers, Terms(app.clock, app.environ, reveal=reveal, starts=starts)) as offer:
         yield offer
 
 

@@ -77,7 +77,7 @@ def _model(model: str) -> str:
 def _made(folder: Path, files: Mapping[str, str], settings: Settings) -> bool:
     """Write the files, and tell whether what can run is trusted: only a person's own, and nothing that was there."""
     from halter.app.agent import trust_of
-    from halter.config.trust import folder_digest, holds_code
+    from halter.config.trust import Code, digest_of, holds_code
 
     trust = trust_of(settings) if may_decide(settings.person) else None
     try:
@@ -90,7 +90,8 @@ def _made(folder: Path, files: Mapping[str, str], settings: Settings) -> bool:
     _write(folder, files)
     if others or trust is None:
         return False
-    trust.trust(folder, folder_digest(folder), settings.person, SystemClock().now())
+    contents = Code(folder).contents()
+    trust.trust(folder, digest_of(contents), settings.person, SystemClock().now(), contents)
     return True
 
 

@@ -90,22 +90,25 @@ def trust(
     """
     settings = settings_for(None)
 
-    def job() -> str:
-        from halter.app.agent import trust_of
-        from halter.config.trust import folder_digest
+    def job() -> tuple[str, str]:
+        from halter.app.agent import code_of, trust_of
+        from halter.config.trust import digest_of
         from halter.core.clock import SystemClock
 
         if not may_decide(settings.person):
             raise ConfigError("Only a person can trust code, and this was started by an agent.")
-        digest = folder_digest(folder)
-        trust_of(settings).trust(folder, digest, settings.person, SystemClock().now())
-        return digest
+        contents, trust = code_of(settings, folder).contents(), trust_of(settings)
+        digest, since = digest_of(contents), trust.changed(folder, contents)
+        trust.trust(folder, digest, settings.person, SystemClock().now(), contents)
+        return digest, since
 
-    digest = saying_errors(job)
+    digest, since = saying_errors(job)
     if as_json:
-        answer_json({"folder": str(folder), "digest": digest, "by": settings.person})
+        answer_json({"folder": str(folder), "digest": digest, "by": settings.person, "since": since})
         return
     say(f"{folder} is trusted as it is now ({digest[:16]}…).")
+    if since:
+        say(f"Since it was trusted last: {since}.")
 
 
 def _folder_of(playbook: Path) -> Path:

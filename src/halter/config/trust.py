@@ -1,84 +1,231 @@
 """Code in an agent's folder runs only after a person trusted it, once per digest.
 
-What is covered is what could run: Python in all its forms, scripts, and the file that names MCP servers' commands.
-A changed, added or removed file is another digest, and another digest is not trusted. Compiled Python counts too,
-since Python prefers it to its source: whoever loads trusted code must not write bytecode beside it.
+What is covered is every file that a command line could load from the folder: an interpreter reads a script of any name,
+and modules, packages and settings beside it. Left out are only the declarations that Halter itself reads, and the
+folders of data, from which no command line may load anything. A changed, added or removed file is another digest, and
+another digest is not trusted. Compiled Python counts too: whoever loads trusted code must not write bytecode beside it.
 """
 
 import hashlib
 import os
+import re
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from halter.config.agent import AGENT_FILE, read_agent
+from halter.config.mind import INSTRUCTIONS
+from halter.config.roots import named_files, read_places, roots_of
 from halter.core.errors import ConfigError
 from halter.core.ids import Digest
+from halter.core.protected import lies_in
+from halter.core.servers import Server
+from halter.core.text import listed
 
-COMMANDS: Final = frozenset((".mcp.json",))
-CODE: Final = frozenset((".py", ".pyc", ".pth", ".so", ".sh", ".bash", ".js", ".mjs", ".cjs", ".ts"))
-MAX_BYTES: Final = 50_000_000
-MAX_FILES: Final = 5_000
-_SKIPPED: Final = frozenset((".git", ".venv", "node_modules"))
+MAX_BYTES: Final = 2_000_000_000
+MAX_FILES: Final = 200_000
+DATA: Final = "data"
+"""A folder of this name in an agent's own holds what its code writes: no code may be loaded from it."""
+SETTLED: Final = 2_000_000_000
+"""Nanoseconds after which a file that looks the same is the same: what changed later shows another time."""
+NAMED: Final = 5
+"""So many changed files are named."""
+LISTED: Final = 2_000
+"""Of a folder with more files than this it is not kept what each of them held."""
+_PORTION: Final = 1 << 20
+_OF_GIT: Final = frozenset(("config", "hooks"))
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_WORDS: Final = re.compile(r"""[\s=:,;'"]+""")
 
 
-def folder_digest(folder: Path) -> Digest:
+def folder_digest(folder: Path, left_out: Iterable[Path] = ()) -> Digest:
     """Name the code in a folder by its file names and contents; a ConfigError where that cannot be told."""
-    digest = hashlib.sha256(b"halter folder 1\n")
-    left = MAX_BYTES
-    for count, path in enumerate(sorted(_code(folder), key=lambda found: found.as_posix())):
-        content = _content(path, left)
-        left -= len(content)
-        if left < 0 or count >= MAX_FILES:
-            raise ConfigError(f"{folder} holds too much code to be looked at: keep an agent's folder small.")
-        name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
-        digest.update(b"%d:%s%d:" % (len(name), name, len(content)))
-        digest.update(content)
-    return Digest(digest.hexdigest())
+    return Code(folder, left_out).digest()
 
 
 def holds_code(folder: Path) -> bool:
-    """Tell whether anything in a folder could run."""
-    return any(_code(folder))
+    """Tell whether there is anything in a folder that could be loaded."""
+    return bool(Code(folder).contents())
 
 
-def _code(folder: Path) -> Iterator[Path]:
-    """Find what could run. A link may lead to code that changes unseen, so none is followed and none accepted."""
-    if folder.is_symlink() or not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder: name the agent's folder itself.")
+def data_places(folder: Path) -> tuple[Path, ...]:
+    """List what holds an agent's data in its own folder: the roots of its tools, its documents, and `data`."""
+    try:
+        spec = read_agent(folder).spec
+    except ConfigError:
+        return (folder / DATA,)
+    names = [DATA, *(name for _, name in roots_of(spec)), *(name for _, name, _ in read_places(spec))]
+    places = [Path(os.path.realpath(folder / name)) for name in names]
+    own = Path(os.path.realpath(folder))
+    return tuple(place for place in places if place != own and place.is_relative_to(own))
+
+
+def loads_from_data(server: Server, places: Iterable[Path], environ: Mapping[str, str]) -> str:
+    """Name the word of a command line by which it could load something from a folder of data, or nothing.
+
+    Such a folder may hold what an agent wrote. So no command line may name it, or run in it, or search it. Only the
+    agent's own `data` may be given to a program to work on, after the word that says what the program is to run.
+    """
+    cwd, kept = Path(server.cwd), tuple(places)
+    texts = (server.cwd, server.command, *server.args, *server.env.values(), environ.get("PATH", ""))
+    given = _given(server)
+    for text in texts:
+        for word in (text, *_WORDS.split(text)):
+            if word and "\0" not in word:
+                found = [place for place in kept if lies_in(cwd / word, place)]
+                if any(place.name != DATA or text not in given or not (cwd / word).is_dir() for place in found):
+                    return word
+    return ""
+
+
+def _given(server: Server) -> frozenset[str]:
+    """List the arguments after the first that is no option: by then it is said what is run."""
+    plain = [number for number, text in enumerate(server.args) if not text.startswith("-")]
+    return frozenset(server.args[plain[0] + 1 :]) - {server.args[plain[0]]} if plain else frozenset()
+
+
+class Code:
+    """The files of a folder from which something could be loaded. What was read once and looks the same is kept."""
+
+    def __init__(self, folder: Path, left_out: Iterable[Path] = ()) -> None:
+        self.folder = folder
+        self._left_out = tuple(Path(os.path.realpath(place)) for place in left_out)
+        self._known: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def digest(self) -> Digest:
+        """Name all of it."""
+        return digest_of(self.contents())
+
+    def contents(self) -> dict[str, str]:
+        """Name what each file holds, by its path in the folder."""
+        folder = self.folder
+        if folder.is_symlink() or not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder: name the agent's folder itself.")
+        own, found, left = Path(os.path.realpath(folder)), dict[str, str](), MAX_BYTES
+        inside = (place for place in self._left_out if place != own and place.is_relative_to(own))
+        places = (*data_places(folder), *inside)
+        declared = _declared(folder)
+        for path in _walked(own, frozenset(map(str, places))):
+            name = path.relative_to(own).as_posix()
+            about = os.lstat(path)
+            left -= about.st_size
+            if left < 0 or len(found) >= MAX_FILES:
+                raise ConfigError(f"{folder} holds too much code to be looked at: keep an agent's folder small.")
+            if name not in declared and not stat.S_ISSOCK(about.st_mode):
+                found[name] = self._named(path, about, own, places)
+        return found
+
+    def _named(self, path: Path, about: os.stat_result, own: Path, places: tuple[Path, ...]) -> str:
+        if stat.S_ISLNK(about.st_mode):
+            return self._linked(path, own, places)
+        if not stat.S_ISREG(about.st_mode):
+            return f"special {stat.S_IFMT(about.st_mode):o}"
+        runs = "x" if about.st_mode & stat.S_IXUSR else "-"
+        return f"{runs}{self._content(path, os.O_NOFOLLOW)}"
+
+    def _linked(self, path: Path, own: Path, places: tuple[Path, ...]) -> str:
+        """Cover what a link leads to: inside it is covered itself, and what it leads out to is read."""
+        target = Path(os.path.realpath(path))
+        if any(target.is_relative_to(place) for place in places):
+            raise ConfigError(f"{path} is a link to where data lies: put the file itself into the agent's folder.")
+        named = f"link {os.readlink(path)}"  # noqa: PTH115, as the lines around it.
+        if target.is_relative_to(own) or not target.exists():
+            return named
+        if target.is_dir():
+            raise ConfigError(f"{path} is a link that leads out to a folder: put the folder itself there.")
+        return f"{named} {self._content(target, 0)}" if target.is_file() else named
+
+    def _content(self, path: Path, flags: int) -> str:
+        """Read a file without waiting for a pipe; one that looks as it did when it was last read is not read again."""
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+            try:
+                about = os.fstat(file)
+                stamp = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+                known = self._known.get(str(path))
+                if known is not None and known[0] == stamp:
+                    return known[1]
+                digest = hashlib.sha256()
+                while portion := os.read(file, _PORTION):
+                    digest.update(portion)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
+        if time.time_ns() - about.st_ctime_ns > SETTLED:
+            self._known[str(path)] = (stamp, digest.hexdigest())
+        return digest.hexdigest()
+
+
+def digest_of(contents: Mapping[str, str]) -> Digest:
+    """Make one name of many."""
+    digest = hashlib.sha256(b"halter folder 2\n")
+    for name, content in sorted(contents.items()):
+        written = name.encode("utf-8", "surrogateescape")
+        digest.update(b"%d:%s%d:%s" % (len(written), written, len(content), content.encode("utf-8", "surrogateescape")))
+    return Digest(digest.hexdigest())
+
+
+def changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say which files differ from those that were trusted, or nothing where that was not kept."""
+    if not before:
+        return ""
+    kinds = {
+        "changed": [name for name in now if name in before and before[name] != short(now[name])],
+        "new": [name for name in now if name not in before],
+        "gone": [name for name in before if name not in now],
+    }
+    return "; ".join(f"{kind}: {_few(names)}" for kind, names in kinds.items() if names)
+
+
+def short(content: str) -> str:
+    """Shorten the name of a content for a list that is only shown to people."""
+    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{listed(sorted(names)[:NAMED])}{more}"
+
+
+def _declared(folder: Path) -> frozenset[str]:
+    """List the files that Halter reads itself, as declarations: they are never run."""
+    try:
+        named = [os.path.normpath(name) for name in named_files(read_agent(folder).spec)]
+    except ConfigError:
+        named = []
+    below = [*folder.glob("playbooks/*.yaml"), *folder.glob(".agents/skills/*/SKILL.md")]
+    return frozenset((AGENT_FILE, INSTRUCTIONS, *named, *(path.relative_to(folder).as_posix() for path in below)))
+
+
+def _walked(folder: Path, left_out: frozenset[str]) -> Iterator[Path]:
+    """List all that is no folder, without what is left out. Links are listed, and not followed."""
     for parent, folders, files in os.walk(folder, onerror=_unreadable):
-        folders[:] = [name for name in folders if name not in _SKIPPED]
-        for name in (*folders, *files):
-            path = Path(parent, name)
-            if path.is_symlink():
-                raise ConfigError(f"{path} is a symbolic link: put the file itself into the agent's folder.")
-        yield from (Path(parent, name) for name in files if name in COMMANDS or Path(name).suffix in CODE)
+        links = [name for name in folders if os.path.islink(f"{parent}/{name}")]  # noqa: PTH114, thousands of them.
+        git = parent == f"{folder}/.git"
+        kept = [name for name in folders if name not in links and f"{parent}/{name}" not in left_out]
+        folders[:] = [name for name in kept if not git or name in _OF_GIT]
+        for name in (*links, *files):
+            if f"{parent}/{name}" not in left_out and (not git or name in _OF_GIT):
+                yield Path(parent, name)
 
 
 def _unreadable(error: OSError) -> None:
     raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.") from error
 
 
-def _content(path: Path, most: int) -> bytes:
-    """Read a file without following a link that was put there meanwhile, and without waiting for a pipe."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            return file.read(most + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
 class Trusted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who trusted which code, and when."""
+    """Who trusted which code, and when; `files` says what each file held, to tell people what has changed since."""
 
     digest: str
     by: str
     at: int
+    files: dict[str, str] = {}
 
 
 class Trust:
@@ -92,9 +239,15 @@ class Trust:
         found = self.folders().get(_key(folder))
         return found is not None and found.digest == digest
 
-    def trust(self, folder: Path, digest: str, by: str, at: int) -> None:
+    def changed(self, folder: Path, contents: Mapping[str, str]) -> str:
+        """Say what has changed in a folder since a person trusted it, or nothing where that is not known."""
+        found = self.folders().get(_key(folder))
+        return "" if found is None else changed(found.files, contents)
+
+    def trust(self, folder: Path, digest: str, by: str, at: int, contents: Mapping[str, str] | None = None) -> None:
         """Note that a person trusts this code in this folder, and no longer the code that was there before."""
-        self._write({**self.folders(), _key(folder): Trusted(digest, by, at)})
+        kept = {name: short(content) for name, content in (contents or {}).items()}
+        self._write({**self.folders(), _key(folder): Trusted(digest, by, at, kept if len(kept) <= LISTED else {})})
 
     def distrust(self, folder: Path) -> None:
         """Forget that a folder was trusted."""

@@ -80,6 +80,8 @@ def furnish(place: Place, model: str, by: str, now: int) -> Furnished:
         place.root.parent.mkdir(parents=True, exist_ok=True)
         for folder in (place.root, place.agent, *(place.agent / name for name in FOLDERS)):
             folder.mkdir(mode=0o700, exist_ok=True)
+        # Earlier versions kept this beside the code, where every file is code that has to be trusted.
+        (place.agent / "service.port").unlink(missing_ok=True)
         changed = _laid_out(place, {name: shipped(name, model) for name in FILES})
     except OSError as error:
         raise ConfigError(

@@ -51,7 +51,7 @@ class Scenery:
         """Serve on any free port of this machine, and write down which."""
         try:
             server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
-            (self._folder / "service.port").write_text(str(server.sockets[0].getsockname()[1]), "utf-8")
+            (self._folder / "logs" / "service.port").write_text(str(server.sockets[0].getsockname()[1]), "utf-8")
         except OSError as error:
             raise ConfigError(f"The service that the demo's agent watches could not be started: {error}.") from error
         return server

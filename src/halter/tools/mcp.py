@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 _INHERITED: Final = ("PATH", "HOME", "LANG")
 """All that a server's program gets from the environment: the rest of it holds keys."""
 
+_NO_BYTECODE: Final[Mapping[str, str]] = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""Bytecode beside trusted code would be code that nobody trusted."""
+
 T = TypeVar("T")
 
 _GRACE: Final = 5.0
@@ -58,17 +61,23 @@ def _no_secrets(name: str) -> str:
     raise KeyError(name)
 
 
+def _agreed() -> None:
+    """Let every program start."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """On which terms servers are used; times are in microseconds.
 
     A server is started again at most `restarts` times `within` a time. `grace` is how long a program has to end by
-    itself. `reveal` gives the secrets that the configuration refers to.
+    itself. `reveal` gives the secrets that the configuration refers to. `starts` is asked each time before a program is
+    started, and raises Failed if it may not be.
     """
 
     clock: Clock
     environment: Mapping[str, str]
     reveal: Callable[[str], str] = _no_secrets
+    starts: Callable[[], None] = _agreed
     timeout: int = TIMEOUT
     start_timeout: int = MINUTE
     grace: int = 2 * SECOND
@@ -299,6 +308,8 @@ class McpServer:
 
     async def _own(self, live: _Live) -> None:
         """Hold the connection until it is over: what is entered in this task is also left in it."""
+        if self._server.transport == "stdio":
+            await asyncio.to_thread(self._terms.starts)
         async with (
             watched(self._wire(live.ending), live.ending) as (heard, said),
             session(live.raw, heard, said, live.outdate) as opened,
@@ -319,7 +330,9 @@ class McpServer:
         if server.transport == "stdio":
             inherited = {name: terms.environment[name] for name in _INHERITED if name in terms.environment}
             argv = (server.command, *server.args)
-            launch = Launch(argv, server.cwd, {**inherited, **env}, terms.max_message, terms.grace / SECOND)
+            launch = Launch(
+                argv, server.cwd, {**_NO_BYTECODE, **inherited, **env}, terms.max_message, terms.grace / SECOND
+            )
             return stdio_wire(launch, ending)
         remote = Remote(server.url, headers, terms.max_message, tls=terms.tls)
         return http_wire(remote) if server.transport == "http" else sse_wire(remote)

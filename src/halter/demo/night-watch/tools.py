@@ -23,7 +23,7 @@ def look_at_machine() -> dict[str, float]:
 def check_service() -> dict[str, bool | int]:
     """Ask the local service how it is. Without an answer its status is 0."""
     try:
-        port = int((HERE / "service.port").read_text("utf-8"))
+        port = int((HERE / "logs" / "service.port").read_text("utf-8"))
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
         try:
             connection.request("GET", "/")
