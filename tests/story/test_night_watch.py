@@ -225,8 +225,9 @@ def test_only_the_code_that_came_along_is_trusted_and_only_in_the_demos_own_list
     assert (folder, trusted.digest) == (str(demo.place.agent.resolve()), shipped_digest())
 
 
-@pytest.mark.parametrize("plant", ["tools.py", "more.py", "temp/x.sh"])
+@pytest.mark.parametrize("plant", ["tools.py", "more.py", "run", "lib/x"])
 def test_changed_or_added_code_is_not_trusted_until_a_person_says_so(demo: Demo, plant: str) -> None:
+    (demo.place.agent / plant).parent.mkdir(exist_ok=True)
     with (demo.place.agent / plant).open("a") as file:
         file.write("# planted\n")
     with pytest.raises(ConfigError, match=r"is not what came with Halter\. Look through it, then run: HALTER_TRUST="):
