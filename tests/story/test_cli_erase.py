@@ -72,3 +72,7 @@ def test_a_secret_in_an_agents_own_words_does_not_stand_in_the_store(ada: Quick)
     assert sessions(ada)
     assert left(ada, secret.encode()) == []
     assert ada.types("verify")[0] == 0
+    checks = json.loads(ada.types("doctor", str(ada.agent), "--json")[1])
+    assert "agent.yaml:4, " in str(checks)
+    assert "replies.yaml:1: " in str(checks)
+    assert secret not in str(checks)

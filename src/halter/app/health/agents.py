@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 ANSWERS: Final = 3.0
 """For so many seconds somebody waits for an address to answer."""
+WORDS: Final = frozenset({".yaml", ".yml", ".md", ".txt", ".json"})
+"""The endings of files in which an agent's own words stand."""
+MOST_FILES: Final = 200
+LARGEST_FILE: Final = 1_000_000
+SHOWN: Final = 5
 PORTS: Final[Mapping[str, int]] = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
@@ -43,6 +49,7 @@ async def agent_checks(folder: Path, settings: Settings, environ: Mapping[str, s
         _trusted(settings, place, name),
         _models(agent, environ),
         _secrets(agent, environ),
+        _written_secrets(place, environ, name),
     ):
         if check is not None:
             yield check
@@ -53,6 +60,25 @@ async def agent_checks(folder: Path, settings: Settings, environ: Mapping[str, s
 
 def _place(folder: Path) -> Path:
     return folder.parent if folder.is_file() else folder
+
+
+def _written_secrets(place: Path, environ: Mapping[str, str], name: str) -> Check | None:
+    """Look for secrets in an agent's own words: they are masked where Halter writes, but they lie in the folder."""
+    from halter.guard.redact import Redactor
+
+    redact = Redactor({}, environ).redact
+    found: list[str] = []
+    for file in islice(
+        sorted(path for path in place.rglob("*") if path.suffix in WORDS and path.is_file()), MOST_FILES
+    ):
+        if file.stat().st_size <= LARGEST_FILE:
+            lines = file.read_text("utf-8", errors="replace").splitlines()
+            found += [f"{file}:{number}" for number, line in enumerate(lines, 1) if redact(line) != line]
+    if not found:
+        return None
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    where = f"{', '.join(found[:SHOWN])}{more}"
+    return look(f"{name} secrets", f"What looks like a secret stands in {where}: write ${{secret:NAME}} in its place.")
 
 
 def _files(agent: "Written") -> Check:
