@@ -27,6 +27,7 @@ FEW = {
     "approval": 1,
     "secrets": 400,
     "flood": 5,
+    "authority": 1,
 }
 BITES = {
     "race": r"\(call_started\) brings .+ to \d+ of \d+",
@@ -38,6 +39,7 @@ BITES = {
     "approval": r"All the same, \w+ ran for",
     "secrets": r"is seen in",
     "flood": r"and may (take|use)|was let sleep",
+    "authority": r"SKILL.md was changed",
 }
 """What the checker of each drill finds where that part is broken which `--teeth` breaks."""
 ON_SQLITE = [name for name in DRILLS if "sqlite" in find(name).stores]

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from halter.drills.drill import Drill
 
-DRILLS: Final = ("race", "kill", "powercut", "tamper", "zombie", "halt", "approval", "secrets", "flood", "chaos")
+DRILLS: Final = (
+    "race",
+    "kill",
+    "powercut",
+    "tamper",
+    "zombie",
+    "halt",
+    "approval",
+    "secrets",
+    "flood",
+    "authority",
+    "chaos",
+)
 """Every drill by name, in the order in which all of them run; each is the `DRILL` of the module of its name."""
 
 
