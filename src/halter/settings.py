@@ -61,6 +61,11 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
     )
 
 
+def logins_beside(tokens: Path) -> Path:
+    """Name the file of the logins that belong to a file of tokens."""
+    return tokens.with_suffix(".logins.json")
+
+
 def person_of(environ: Mapping[str, str]) -> str:
     """Name whoever speaks. What an agent started is told by a variable of its own, and is no person."""
     if environ.get(STARTED_BY_AGENT):

@@ -15,7 +15,7 @@ from halter.config.roots import agents_above, around, definition_of, writable
 from halter.core.errors import ConfigError
 from halter.core.protected import Protected, ProtectedPaths, Refuses, Writable, identity_of, lies_in
 from halter.core.tools import Tool
-from halter.settings import Settings
+from halter.settings import Settings, logins_beside
 from halter.tools.tool import FunctionTool
 
 OWN_FOLDER: Final = "halter"
@@ -53,6 +53,7 @@ def of_settings(settings: Settings) -> Iterator[Protected]:
         yield Protected(settings.trust, "the list of what is trusted", secret=True)
     if settings.tokens is not None:
         yield Protected(settings.tokens, "the list of tokens", secret=True)
+        yield Protected(logins_beside(settings.tokens), "the list of logins", secret=True)
     places = [path.parent for path in (settings.signing_key, settings.trust, settings.tokens, store) if path]
     for place in dict.fromkeys(place for place in places if place.name == OWN_FOLDER):
         yield Protected(place, "a folder of Halter's own", secret=True, folder=True)

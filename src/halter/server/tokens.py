@@ -19,6 +19,7 @@ from halter.app.desk import ROLES, Role, Who
 from halter.core.errors import ConfigError
 from halter.core.ids import may_decide
 from halter.server.private_file import PrivateFile
+from halter.settings import logins_beside
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 PREFIX: Final = "halter_"
@@ -145,7 +146,7 @@ class Keyring:
     @property
     def logins_file(self) -> Path | None:
         """Where the logins of these tokens are kept: beside them, if they are in a file."""
-        return None if self._file is None else self._file.path.with_suffix(".logins.json")
+        return None if self._file is None else logins_beside(self._file.path)
 
     def tokens(self) -> tuple[Token, ...]:
         """List those that count."""
