@@ -216,7 +216,8 @@ def test_arguments_with_a_secret_in_plain_are_never_written_down(place: Place) -
 
 
 @pytest.mark.parametrize(
-    ("match", "scope"), [("words:argv=git status", "agent"), ("words:argv=git status", "session"), ("same", "fleet")]
+    ("match", "scope"),
+    [("words:argv=git status -*", "agent"), ("words:argv=git status -*", "session"), ("same", "fleet")],
 )
 def test_always_answers_later_calls_of_the_same_kind_and_no_others(place: Place, match: str, scope: str) -> None:
     session, decision = place.play(COMMANDS)
@@ -235,9 +236,9 @@ def test_always_answers_later_calls_of_the_same_kind_and_no_others(place: Place,
 
 def test_a_rule_that_was_taken_back_answers_nothing(place: Place) -> None:
     session, decision = place.play(COMMANDS)
-    rule = place.json("approve", decision, "--always", "--match", "words:argv=git")["rule"]
+    rule = place.json("approve", decision, "--always", "--match", "words:argv=git status -*")["rule"]
     shown = place.answer("rules")
-    assert "begins with git" in " ".join(shown.split())
+    assert "where argv is git status -* (a * is a piece of one word, no option)" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 80
     assert "is asked about again" in place.answer("rules", "end", rule[:24])
     assert "ended by ada" in " ".join(place.answer("rules").split())
@@ -421,6 +422,10 @@ def test_an_agent_may_halt(place: Place) -> None:
         (("--always", "--match", "glob:argv=*"), "is no way to match a call"),
         (("--always", "--match", "words:command=git"), "was not asked with an argument 'command': it has argv"),
         (("--always", "--match", "words:argv='git"), "cannot be read as the words of a command"),
+        (("--always", "--match", "words:argv=git"), "would not even match the call that is asked about"),
+        (("--always", "--match", "words:argv=g*t status -s"), "it has no wildcard"),
+        (("--always", "--match", "any:argv", "--match", "words:argv=git status -s"), "is named twice"),
+        (("--always", "--match", "any:argv=x"), "is no way to match a call"),
         (("--always", "--match", "words:argv=svn"), "would not even match the call that is asked about"),
         (("--always", "--match", "under:argv=/srv"), "would not even match the call that is asked about"),
     ],

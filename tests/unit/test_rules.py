@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halter.core.rows import RuleRow
 from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import RuleScope
-from halter.guard.rules import Always, At, Matcher, Same, Under, Words, digest, matches
+from halter.guard.conditions import Anything, Argv, Inside, Leads, exactly
+from halter.guard.rules import Always, At, Each, Matcher, Same, Under, Unknown, Words, always_of, digest, matches
 
 SPEC = ToolSpec(name="run", description="Runs.", schema=b"{}")
 
@@ -30,23 +32,29 @@ def answers(asked: Always, values: dict[str, Any], now: int = 15) -> bool:
     return matches(asked, SPEC, valid(values), "s1", "night-watch", now)
 
 
-GIT = Words("command", ("git", "status"))
+GIT = Each((Argv("command", ("git", "status")),))
+
+
+def command(*words: str) -> Always:
+    return rule(Each((Argv("command", words),)))
+
+
+@pytest.mark.parametrize("line", ["git status", "git  status", ["git", "status"], "git 'status'"])
+def test_exactly_the_command_that_was_agreed_to_is_answered(line: Any) -> None:
+    assert answers(rule(GIT), {"command": line})
 
 
 @pytest.mark.parametrize(
-    "command", ["git status", "git  status -s", ["git", "status"], ["git", "status", "; rm"], "git 'status'"]
-)
-def test_a_command_that_begins_with_the_words_is_answered(command: Any) -> None:
-    assert answers(rule(GIT), {"command": command})
-
-
-@pytest.mark.parametrize(
-    "command",
+    "line",
     [
+        "git status -s",
+        "git status --porcelain",
+        ["git", "status", "; rm"],
         "git status; rm -rf ~",
         "git status && rm -rf ~",
         "git status | sh",
         "git status\nrm -rf ~",
+        "git status\n",
         "git status & rm -rf ~",
         "git status $(rm -rf ~)",
         'git status "$(rm -rf ~)"',
@@ -67,6 +75,7 @@ def test_a_command_that_begins_with_the_words_is_answered(command: Any) -> None:
         ["git status"],
         ["sudo", "git", "status"],
         ["git"],
+        ["git", "status", ""],
         [],
         ["git", 7],
         7,
@@ -74,30 +83,72 @@ def test_a_command_that_begins_with_the_words_is_answered(command: Any) -> None:
         {"git": "status"},
     ],
 )
-def test_a_command_that_does_more_or_something_else_is_not_answered(command: Any) -> None:
-    assert not answers(rule(GIT), {"command": command})
+def test_a_command_that_does_more_or_something_else_is_not_answered(line: Any) -> None:
+    assert not answers(rule(GIT), {"command": line})
 
 
-def test_the_rule_for_all_of_git_does_not_cover_what_follows_it() -> None:
-    everything = rule(Words("command", ("git",)))
-    assert answers(everything, {"command": "git log"})
-    assert not answers(everything, {"command": "git status; rm -rf ~"})
+def test_always_for_find_does_not_cover_find_that_deletes() -> None:
+    for line in ("find . -delete", "find . -exec rm {} +", "find . /", "find"):
+        assert not answers(command("find", "."), {"command": line})
+        assert not answers(command("find", "*"), {"command": line})
+    assert answers(command("find", "."), {"command": "find ."})
 
 
-def test_a_rule_without_words_answers_nothing() -> None:
-    assert not answers(rule(Words("command", ())), {"command": "ls"})
+@pytest.mark.parametrize("word", ["abc", "a.txt", "v1.2+x", "é", "main:x", "a=b"])
+def test_a_wildcard_is_a_piece_of_one_word(word: str) -> None:
+    assert answers(command("git", "show", "*"), {"command": ["git", "show", word]})
+    assert answers(command("git", "show", "x-*-y"), {"command": ["git", "show", f"x-{word}-y"]})
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["", "-delete", "--output=x", "a b", "a/b", "/etc/passwd", "..", ".", "a;b", "a|b", "a&b", "a>b", "a<b", "$HOME",
+     "a`b`", "$(x)", "a\nb", "a\tb", "a\0b", "a'b", 'a"b', "a\\b", "{a,b}", "~", "*", "?", "[a]", "!x",
+     "#x", "\u202ex"],
+)  # fmt: skip
+def test_a_wildcard_matches_no_separator_operator_option_or_step_up(word: str) -> None:
+    assert not answers(command("git", "show", "*"), {"command": ["git", "show", word]})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "word", "fits"),
+    [
+        ("notes/*", "notes/a.md", True),
+        ("notes/*", "notes/..", False),
+        ("notes/*", "notes/.", False),
+        ("notes/*", "notes/a/b", False),
+        ("notes/*", "notes2/a", False),
+        ("*/*", "../a", False),
+        ("../*", "../a", True),
+        ("-n*", "-n5", True),
+        ("[*].py", "*.py", True),
+        ("[*].py", "a.py", False),
+        ("a.c", "abc", False),
+    ],
+)
+def test_a_wildcard_within_a_word_keeps_to_its_place(pattern: str, word: str, *, fits: bool) -> None:
+    assert answers(command("ls", pattern), {"command": ["ls", word]}) is fits
+
+
+def test_a_program_has_no_wildcard_and_a_rule_without_words_answers_nothing() -> None:
+    assert not answers(command("*"), {"command": "ls"})
+    assert not answers(command("l*", "x"), {"command": "ls x"})
+    assert not answers(command(), {"command": "ls"})
 
 
 @pytest.mark.parametrize(
     ("folder", "path", "inside"),
     [
         ("notes", "notes/a.md", True),
-        ("notes/", "./notes/b/../a.md", True),
+        ("notes/", "./notes/a.md", True),
         ("notes", "notes", True),
         ("notes", "notes2/a.md", False),
         ("notes", "notes/../secrets", False),
+        ("notes", "notes/link/../a.md", False),
+        ("notes", "notes\\..\\a.md", False),
         ("notes", "/notes/a.md", False),
-        ("/srv/x", "/srv/x/y", True),
+        ("/srv/a", "/srv/ab", False),
+        ("/srv/a", "/srv/a/b", True),
         ("/srv/x", "//srv/x/y", True),
         ("/srv/x", "/srv/x/../y", False),
         (".", "a/b", True),
@@ -106,11 +157,12 @@ def test_a_rule_without_words_answers_nothing() -> None:
         (".", "~/a", False),
         ("/", "/etc", True),
         ("notes", "notes/a\0b", False),
+        ("notes", "notes/a\nb", False),
         ("notes", None, False),
     ],
 )
 def test_a_path_is_answered_only_inside_the_folder(folder: str, path: Any, *, inside: bool) -> None:
-    assert answers(rule(Under("path", folder)), {"path": path}) is inside
+    assert answers(rule(Each((Inside("path", folder),))), {"path": path}) is inside
 
 
 @pytest.mark.parametrize(
@@ -122,10 +174,15 @@ def test_a_path_is_answered_only_inside_the_folder(folder: str, path: Any, *, in
         ("http://api.example.com/", False),
         ("https://api.example.com:8443/", False),
         ("https://api.example.com.evil.org/", False),
+        ("https://evil-api.example.com/", False),
         ("https://evil.org/api.example.com", False),
         ("https://api.example.com@evil.org/", False),
         ("https://evil.org\\@api.example.com/", False),
         ("https://sub.api.example.com/", False),
+        ("https://api.example.com\t.evil.org/", False),
+        ("https://api.exam\nple.com/", False),
+        ("https://api.example.com/ x", False),
+        ("https://\uff41pi.example.com/", False),
         ("//api.example.com/", False),
         ("https://api.example.com:99999/", False),
         ("https://[", False),
@@ -133,12 +190,70 @@ def test_a_path_is_answered_only_inside_the_folder(folder: str, path: Any, *, in
     ],
 )
 def test_an_url_is_answered_only_at_that_host(url: Any, *, there: bool) -> None:
-    assert answers(rule(At("url", "api.example.com")), {"url": url}) is there
+    assert answers(rule(Each((Leads("url", "api.example.com"),))), {"url": url}) is there
+
+
+CALL = {"url": "https://api.example.com/v1", "method": "GET", "tries": 1, "more": {"a": [1, {"b": True}]}}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"method": "DELETE"},
+        {"method": "get"},
+        {"tries": 2},
+        {"tries": 1.0},
+        {"tries": "1"},
+        {"tries": True},
+        {"more": {"a": [1, {"b": 1}]}},
+        {"more": {"a": [1, {"b": True}], "c": None}},
+        {"more": {"a": [{"b": True}, 1]}},
+        {"extra": ""},
+    ],
+)
+def test_what_a_person_did_not_open_stays_exactly_as_it_was_shown(other: dict[str, Any]) -> None:
+    pinned = tuple(exactly(key, value) for key, value in CALL.items() if key != "url")
+    here = rule(Each((Leads("url", "api.example.com"), *pinned)))
+    assert answers(here, CALL)
+    assert answers(here, {**CALL, "url": "https://api.example.com/v2"})
+    assert not answers(here, {**CALL, **other})
+    if other.keys() <= CALL.keys():
+        assert not answers(here, {key: value for key, value in CALL.items() if key not in other})
+
+
+def test_an_argument_that_a_person_opened_may_be_anything_and_must_be_there() -> None:
+    here = rule(Each((Inside("path", "notes"), Anything("content"))))
+    assert answers(here, {"path": "notes/a", "content": {"x": [None]}})
+    assert not answers(here, {"path": "notes/a"})
+    assert not answers(here, {"path": "notes/a", "content": "", "mode": "x"})
+
+
+@pytest.mark.parametrize(
+    ("earlier", "good", "bad"),
+    [
+        (Words("command", ("git", "status")), {"command": "git status"}, {"command": "git status -s"}),
+        (Words("command", ("find", ".")), {"command": "find ."}, {"command": "find . -delete"}),
+        (Words("command", ("ls", "*")), {"command": ["ls", "*"]}, {"command": ["ls", "x"]}),
+        (Under("path", "notes"), {"path": "notes/a"}, {"path": "notes/a", "mode": "w"}),
+        (At("url", "api.example.com"), {"url": CALL["url"]}, {"url": CALL["url"], "method": "DELETE"}),
+    ],
+)
+def test_a_rule_of_an_earlier_version_is_read_narrowly(
+    earlier: Matcher, good: dict[str, Any], bad: dict[str, Any]
+) -> None:
+    assert answers(rule(earlier), good)
+    assert not answers(rule(earlier, keys=("mode", "method")), bad)
+
+
+def test_a_rule_that_cannot_be_read_answers_nothing() -> None:
+    row = RuleRow(rule="r", tool="run", scope="fleet", matcher='{"by":"magic"}', keys="[]", by="ann", expires_at=20)
+    assert always_of(row).matcher == Unknown()
+    assert not answers(rule(Unknown()), {"command": "ls"})
 
 
 def test_arguments_that_nobody_agreed_to_are_not_answered() -> None:
     assert not answers(rule(GIT), {"command": "git status", "folder": "/etc"})
-    assert answers(rule(GIT, keys=("folder",)), {"command": "git status", "folder": "x"})
+    assert not answers(rule(GIT, keys=("folder",)), {"command": "git status", "folder": "x"})
 
 
 def test_the_same_arguments_are_answered_and_no_others() -> None:
@@ -184,7 +299,7 @@ def test_a_rule_answers_only_for_its_tool() -> None:
 
 
 def test_a_rule_can_be_kept_and_read_back() -> None:
-    for matcher in (GIT, Under("path", "x"), At("url", "h"), Same("d")):
+    for matcher in (GIT, Each((exactly("a", 1), Anything("b"))), Under("path", "x"), At("url", "h"), Same("d")):
         assert msgspec.json.decode(msgspec.json.encode(rule(matcher)), type=Always) == rule(matcher)
 
 

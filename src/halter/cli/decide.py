@@ -7,10 +7,11 @@ import typer
 
 from halter.app import App
 from halter.app.desk import decisions, looking
+from halter.app.desk.always import as_object_with_rules
 from halter.app.desk.decisions import Answer, Said
 from halter.app.desk.looking import News
 from halter.app.desk.money import amount_of
-from halter.app.desk.waiting import Waiting, as_object, waiting
+from halter.app.desk.waiting import Waiting, waiting
 from halter.app.words.moments import written
 from halter.cli.answer import answer_block, answer_json, say
 from halter.cli.command import (
@@ -46,7 +47,7 @@ def inbox(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
 
     found, news, now = with_app(store, job)
     if as_json:
-        answer_json([as_object(one) for one in found])
+        answer_json([as_object_with_rules(one) for one in found])
         return
     say(f"{counted(len(found), 'decision')} for you:" if found else "Nothing needs you.")
     for one in found:
@@ -66,13 +67,13 @@ def approve(
     ] = "",
     always: Annotated[bool, typer.Option("--always", help="Yes, and make a rule that says yes from now on.")] = False,
     match: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             "--match",
             metavar="WHAT",
-            help="Which calls the rule is for: same, words:KEY=WORDS, under:KEY=FOLDER or at:KEY=HOST.",
+            help="Which calls: same, words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST or any:KEY; may be repeated.",
         ),
-    ] = "",
+    ] = None,
     scope: Annotated[
         str, typer.Option("--scope", metavar="SCOPE", help="Where the rule holds: session, agent or fleet.")
     ] = "",
@@ -84,7 +85,9 @@ def approve(
 ) -> None:
     """Say yes: to exactly what was asked, once; to other arguments; always; or to a higher cap.
 
-    A yes counts for the very call that was shown, and only until it expires. `halter inbox` shows what waits.
+    A yes counts for the very call that was shown, and only until it expires. `halter inbox` shows what waits,
+    `halter rules offer` which rules it could make. A rule asks for every argument as it was shown, except where --match
+    says otherwise.
     """
     if sum((edit != "", always, cap != "")) > 1:
         fail("--edit, --always and --cap are three different answers: give one of them.", WRONG_USE)
@@ -93,7 +96,7 @@ def approve(
     answer = Answer(
         edit=arguments_from(edit) if edit else None,
         always=always,
-        match=match or "same",
+        match="\n".join(match) if match else "same",
         scope=scope or "session",
         lasts=duration(lasts or USUAL),
         cap=(saying_errors(lambda: amount_of(cap)),) if cap else None,

@@ -1,13 +1,15 @@
 """`halter rules`: where a person said "always", and taking it back."""
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import Annotated
 
 import typer
 
 from halter.app import App
 from halter.app.desk import rules as desk_rules
-from halter.app.desk.always import told
+from halter.app.desk.always import SAME, Offered, offers, told
+from halter.app.desk.waiting import decision_meant
 from halter.app.words.moments import written
 from halter.cli.answer import answer_block, answer_json, say
 from halter.cli.command import WRONG_USE, JsonOption, ReasonOption, StoreOption, desk_of, fail, with_app
@@ -22,11 +24,12 @@ def build() -> typer.Typer:
     group = typer.Typer(name="rules", cls=PlainGroup, invoke_without_command=True)
     group.callback()(_default)
     group.command("end", cls=PlainCommand)(end)
+    group.command("offer", cls=PlainCommand)(offer)
     return group
 
 
 def _default(context: typer.Context, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show the rules by which somebody said "always", or end one."""
+    """Show the rules by which somebody said "always", end one, or see which a decision offers."""
     if context.invoked_subcommand is None:
         _show(store, as_json=as_json)
     elif store is not None or as_json:
@@ -85,3 +88,33 @@ def end(
         answer_json({"subject": row.rule, "done": True})
     else:
         say(f"The rule {row.rule} is over: {row.tool} is asked about again.")
+
+
+def offer(
+    decision: Annotated[str, typer.Argument(help="A decision's id from halter inbox; its beginning will do.")],
+    *,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the rules that a yes to a decision could make, each in full, and how to choose it.
+
+    They are made of the call that is shown: the narrowest comes first. Other ones can be written with --match.
+    """
+
+    async def job(app: App) -> tuple[str, Sequence[Offered]]:
+        asked = await decision_meant(desk_of(app), decision)
+        return asked.decision, offers(asked)
+
+    whole, found = with_app(store, job)
+    if as_json:
+        answer_json(found)
+        return
+    if not found:
+        say(f"No rule can answer {whole}: it is always asked about.")
+    for each in found:
+        answer_block("", [("always", each.sentence), ("choose", _chosen(whole, each.match))])
+
+
+def _chosen(decision: str, match: str) -> str:
+    lines = () if match == SAME else match.splitlines()
+    return " ".join([f"halter approve {decision} --always", *(f"--match {quote(line)}" for line in lines)])

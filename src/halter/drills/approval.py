@@ -9,22 +9,26 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
 from halter.cli.keyboard import TerminalDevice
 from halter.core.clock import SystemClock
 from halter.core.ids import WorkerId
-from halter.core.ports import Committed, Decide, Rows, Store, Write
+from halter.core.ports import Committed, Decide, Query, Rows, Store, Write
 from halter.core.row import R
-from halter.core.rows import DecisionRow
+from halter.core.rows import DecisionRow, RuleRow
 from halter.drills.agents import begun, doors, policy_of
 from halter.drills.drill import Drill, Ground, Result, Setting, own_store, result
 from halter.drills.examine import in_memory
 from halter.drills.forgeries import FORGED, HONEST, Act, Desk, till
+from halter.guard.conditions import Anything
 from halter.guard.judge import Approval, Asked, edit_digest, judge
+from halter.guard.rules import Each, written
 from halter.journal.relay import Relay
+
+T = TypeVar("T")
 
 ROUNDS: Final = 3
 EFFECTS: Final = "effects"
@@ -56,7 +60,12 @@ class Agreeable:
 
 
 class Gullible(Relay):
-    """A store behind which the judge finds every digest as it should be: as if it compared none."""
+    """A store behind which every digest is as it should be and every rule fits: as if nobody compared anything."""
+
+    async def ask(self, query: Query[T]) -> Sequence[T]:
+        """Answer; a rule is shown as one that fits whatever arguments there are."""
+        rows = await self._store.ask(query)
+        return [cast("T", _loosened(row)) if isinstance(row, RuleRow) else row for row in rows]
 
     async def commit(self, write: Write) -> Committed:
         """Show the judge rows that agree with what it asks about."""
@@ -71,6 +80,11 @@ class Hasty(TerminalDevice):
 
     def drop(self) -> None:
         """Keep what was typed."""
+
+
+def _loosened(row: RuleRow) -> RuleRow:
+    anything = Each(tuple(Anything(key) for key in ("desk", "order", "amount")))
+    return msgspec.structs.replace(row, matcher=written(anything))
 
 
 def _gullibly(asked: Asked, need: Approval) -> Decide:

@@ -25,8 +25,9 @@ from halter.drills.drill import Ground, connection
 from halter.drills.hand import Hand
 from halter.guard.approvals import Open, Rule, always, decide, edit, end_rule, needs_you
 from halter.guard.ask import Call
+from halter.guard.conditions import Argv, exactly
 from halter.guard.gatehouse import Gatehouse
-from halter.guard.rules import Same, written
+from halter.guard.rules import Each, Same, written
 from halter.tools.tool import tool
 
 SOON: Final = SECOND // 2
@@ -309,6 +310,16 @@ async def rule_for_other_arguments(desk: Desk) -> None:
     await desk.tries(desk.call(OTHER, number=2), 0)
 
 
+async def rule_for_a_shorter_command(desk: Desk) -> None:
+    """The rule was for a command, and this one goes on after it."""
+    asked = await desk.asks(desk.call("list orders"))
+    rest = (exactly("desk", desk.name), exactly("amount", 7))
+    matcher = Each((Argv("order", ("list", "orders")), *rest))
+    rule = Rule(id=f"{desk.name}/rule", matcher=matcher, keys=("order",), scope="session", expires_in=MINUTE)
+    await desk.store.commit(always(asked, rule, PERSON, f"{asked.decision}/always"))
+    await desk.tries(desk.call("list orders -delete", number=2), 0)
+
+
 async def rule_for_a_critical_call(desk: Desk) -> None:
     """The rule was for a call of critical risk, about which a person is always asked."""
     await desk.ruled(amount=CRITICAL)
@@ -362,6 +373,7 @@ FORGED: Final[tuple[Act, ...]] = (
     rule_of_another_agent,
     rule_for_another_tool,
     rule_for_other_arguments,
+    rule_for_a_shorter_command,
     rule_for_a_critical_call,
     rule_forged_by_the_agent,
 )

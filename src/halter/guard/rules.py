@@ -1,38 +1,16 @@
 """Rules that answer in a person's place: "always", for one tool and arguments of one kind, for a while."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 import msgspec
 
 from halter.core.rows import RuleRow
 from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import RuleScope
-from halter.guard.commands import plain
-from halter.guard.places import normal
-
-
-class Words(msgspec.Struct, frozen=True, tag="words", tag_field="by"):
-    """The command under a key begins with these words, one by one, and nothing else is run with it."""
-
-    key: str
-    prefix: tuple[str, ...]
-
-
-class Under(msgspec.Struct, frozen=True, tag="under", tag_field="by"):
-    """The path under a key lies in a folder."""
-
-    key: str
-    folder: str
-
-
-class At(msgspec.Struct, frozen=True, tag="at", tag_field="by"):
-    """The URL under a key leads to a host, encrypted and through the usual port; or the key names the host itself."""
-
-    key: str
-    host: str
+from halter.guard.conditions import Condition, argv_of, fits, is_inside, leads_to
 
 
 class Same(msgspec.Struct, frozen=True, tag="same", tag_field="by"):
@@ -41,7 +19,39 @@ class Same(msgspec.Struct, frozen=True, tag="same", tag_field="by"):
     digest: str
 
 
-Matcher = Words | Under | At | Same
+class Each(msgspec.Struct, frozen=True, tag="each", tag_field="by"):
+    """A call has exactly these arguments, and each is what its condition asks for."""
+
+    conditions: tuple[Condition, ...]
+
+
+class Words(msgspec.Struct, frozen=True, tag="words", tag_field="by"):
+    """A rule of a version before 0.8: a command that began with these words. Now it has to be just these words."""
+
+    key: str
+    prefix: tuple[str, ...]
+
+
+class Under(msgspec.Struct, frozen=True, tag="under", tag_field="by"):
+    """A rule of a version before 0.8: the path under a key lies in a folder."""
+
+    key: str
+    folder: str
+
+
+class At(msgspec.Struct, frozen=True, tag="at", tag_field="by"):
+    """A rule of a version before 0.8: the URL under a key leads to a host."""
+
+    key: str
+    host: str
+
+
+class Unknown(msgspec.Struct, frozen=True, tag="unknown", tag_field="by"):
+    """A rule that this version cannot read: it answers nothing."""
+
+
+Earlier = Words | Under | At
+Matcher = Same | Each | Earlier | Unknown
 
 
 class Always(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +80,7 @@ def always_of(row: RuleRow) -> Always:
     return Always(
         id=row.rule,
         tool=row.tool,
-        matcher=_MATCHER.decode(row.matcher),
+        matcher=_read(row.matcher),
         keys=_KEYS.decode(row.keys),
         scope=cast("RuleScope", row.scope),
         owner=row.owner,
@@ -78,6 +88,13 @@ def always_of(row: RuleRow) -> Always:
         made_at=row.made_at,
         expires_at=row.expires_at,
     )
+
+
+def _read(matcher: str) -> Matcher:
+    try:
+        return _MATCHER.decode(matcher)
+    except msgspec.DecodeError:
+        return Unknown()
 
 
 def written(matcher: Matcher) -> str:
@@ -93,46 +110,42 @@ def matches(rule: Always, spec: ToolSpec, arguments: Valid, session: str, agent:
     match rule.matcher:
         case Same(expected):
             return sha256(arguments.canonical).hexdigest() == expected
+        case Each(conditions):
+            return _all_fit(conditions, arguments.canonical)
         case Words() | Under() | At():
-            known = frozenset(arguments.values) <= {*rule.keys, rule.matcher.key}
-            return known and _fits(rule.matcher, arguments.values.get(rule.matcher.key))
+            return _fits_earlier(rule.matcher, arguments.canonical)
+        case Unknown():
+            return False
 
 
-def _fits(matcher: Words | Under | At, value: Any) -> bool:
-    match matcher:
-        case Words(_, prefix):
-            argv = _argv(value)
-            return bool(prefix) and argv is not None and argv[: len(prefix)] == prefix
-        case Under(_, folder):
-            return isinstance(value, str) and "\0" not in value and _inside(normal(value), normal(folder))
-        case At(_, host):
-            return isinstance(value, str) and _host(value) == host.lower().rstrip(".")
+def _all_fit(conditions: tuple[Condition, ...], canonical: bytes) -> bool:
+    values = _values(canonical)
+    wanted = {condition.key: condition for condition in conditions}
+    if values is None or values.keys() != wanted.keys() or len(wanted) != len(conditions):
+        return False
+    return all(fits(condition, values[key]) for key, condition in wanted.items())
 
 
-def _argv(value: Any) -> tuple[str, ...] | None:
-    if isinstance(value, str):
-        return plain(value)
-    if isinstance(value, list | tuple) and all(isinstance(word, str) for word in cast("Sequence[Any]", value)):
-        return plain(tuple(cast("Sequence[str]", value)))
-    return None
-
-
-def _inside(path: str, folder: str) -> bool:
-    """Tell whether a path is a folder or lies in it; both are normal, so `..` can only lead."""
-    if folder == ".":
-        return not path.startswith(("/", "~")) and path.split("/", maxsplit=1)[0] != ".."
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _host(value: str) -> str | None:
-    if "//" not in value:
-        return value.lower().rstrip(".")
+def _values(canonical: bytes) -> Mapping[str, Any] | None:
     try:
-        parts = urlsplit(value)
-        usual = parts.scheme == "https" and parts.port in {None, 443} and "@" not in parts.netloc
-    except ValueError:
+        return json.loads(canonical)
+    except (ValueError, RecursionError):
         return None
-    return (parts.hostname or "").rstrip(".") if usual and "\\" not in value else None
+
+
+def _fits_earlier(matcher: Earlier, canonical: bytes) -> bool:
+    """Read an earlier rule narrowly. It says nothing of other arguments, so it answers no call that has any."""
+    values = _values(canonical)
+    if values is None or values.keys() != {matcher.key}:
+        return False
+    value = values[matcher.key]
+    match matcher:
+        case Words(_, words):
+            return bool(words) and argv_of(value) == words
+        case Under(_, folder):
+            return isinstance(value, str) and is_inside(value, folder)
+        case At(_, host):
+            return isinstance(value, str) and leads_to(value, host)
 
 
 _FORMAT: Final = b"halter approval 1"

@@ -10,6 +10,7 @@ from starlette.responses import StreamingResponse
 
 from halter.app.desk import Desk, Who, auditing, left, looking, money, rules, steering, triggers, waiting
 from halter.app.desk import workers as working
+from halter.app.desk.always import as_object_with_rules
 from halter.app.desk.auditing import Wanted
 from halter.app.keeping import Left
 from halter.app.objects import as_object
@@ -108,7 +109,7 @@ async def hot_state(desk: AtDesk, session: Name) -> looking.HotState:
 
 async def decisions(desk: AtDesk) -> Sequence[dict[str, Any]]:
     """List what waits for a person, the longest waiting first."""
-    return [waiting.as_object(one) for one in await waiting.waiting(desk)]
+    return [as_object_with_rules(one) for one in await waiting.waiting(desk)]
 
 
 async def halts(desk: AtDesk) -> Sequence[HaltRow]:

@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable
 
 from halter.app.desk import decisions, money
+from halter.app.desk.always import SAME, offers
 from halter.app.desk.decisions import Answer
 from halter.app.desk.waiting import Put, Waiting, put
 from halter.core.clock import SECOND
 from halter.core.durations import parse_duration, shown_duration
 from halter.server.dashboard.asking import REASON, Field, Given, ask
+from halter.server.dashboard.legible import legible
 from halter.server.dashboard.parts import Words, box, button, chip, facts, link, pre, words
 from halter.server.dashboard.room import Room
 
@@ -98,18 +100,25 @@ def _edit(room: Room, one: Waiting, asked: Put) -> None:
 
 
 def _always(room: Room, one: Waiting) -> None:
+    offered = {legible(each.sentence): each.match for each in offers(one)} or {"with exactly the same arguments": SAME}
+
     async def do(given: Given) -> str:
-        lasts = parse_duration(given["lasts"])
-        answer = Answer(always=True, match=given["match"], scope=given["scope"], lasts=lasts, reason=given["reason"])
+        lasts, match = parse_duration(given["lasts"]), given["own"].strip() or offered[given["match"]]
+        answer = Answer(always=True, match=match, scope=given["scope"], lasts=lasts, reason=given["reason"])
         return await _said(room, one, answer)
 
     fields = (
-        Field("match", "Which calls: same, words:KEY=WORDS, under:KEY=FOLDER or at:KEY=HOST", "same"),
+        Field("match", "Which calls", next(iter(offered)), "choice", tuple(offered)),
+        Field("own", "Or in your own words, one to a line", "", "text"),
         Field("scope", "Where", "session", "choice", ("session", "agent", "fleet")),
         Field("lasts", "For how long", "7d"),
         REASON,
     )
-    says = "This call is approved, and from now on such calls need nobody's yes."
+    each = "\n".join(f"- {sentence}" for sentence in offered)
+    says = (
+        f"This call is approved, and from now on such calls need nobody's yes. You may choose:\n{each}\n"
+        "Or write which arguments may differ, and how: words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST, any:KEY."
+    )
     ask(room, f"Always allow {one.name}?", says, fields, "Approve, and always", do)
 
 

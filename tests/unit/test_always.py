@@ -1,0 +1,87 @@
+"""The rules that a person is offered are made of the call that is shown, and say all that they allow."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from halter.app.desk.always import offers, rule_for
+from halter.app.desk.waiting import Waiting
+from halter.core.errors import NotDone
+from halter.core.tools import ToolSpec, Valid
+from halter.guard.rules import Always, matches
+
+
+def asked(values: dict[str, Any], risk: str = "LOW", simulated: str = "") -> Waiting:
+    shown = f"run {msgspec.json.encode(values, order='sorted').decode()}{simulated}"
+    keys = msgspec.json.encode(list(values)).decode()
+    return Waiting("d1", "approval", "s1", "desk", "c1", "run", "digest", "RESTRICTED", risk, "same", keys, 0, 9,
+                   shown.encode())  # fmt: skip
+
+
+def answers(match: str, shown: dict[str, Any], called: dict[str, Any]) -> bool:
+    rule = rule_for(asked(shown), "r1", match, "fleet", 5)
+    made = Always(id="r1", tool="run", matcher=rule.matcher, keys=rule.keys, scope="fleet", by="ann", made_at=0,
+                  expires_at=5)  # fmt: skip
+    canonical = msgspec.json.encode(called, order="sorted")
+    return matches(made, ToolSpec(name="run", description="", schema=b""), Valid(called, canonical), "", "", 1)
+
+
+def offered(values: dict[str, Any], risk: str = "LOW") -> list[str]:
+    return [each.match for each in offers(asked(values, risk))]
+
+
+def test_a_command_offers_itself_and_its_last_operand_opened() -> None:
+    shown = {"argv": ["git", "show", "abc"], "folder": ".", "stdin": ""}
+    same, wider = offers(asked(shown))
+    assert (same.match, same.sentence) == ("same", "with exactly the same arguments")
+    assert wider.match == "words:argv=git show *"
+    assert wider.sentence == (
+        'where argv is git show * (a * is a piece of one word, no option); folder is exactly "."; stdin is exactly ""'
+    )
+    assert answers(wider.match, shown, {**shown, "argv": ["git", "show", "def"]})
+    for other in ({"argv": ["git", "show", "-x"]}, {"argv": ["git", "push", "abc"]}, {"stdin": "x"}, {"folder": "/"}):
+        assert not answers(wider.match, shown, {**shown, **other})
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["ls"], ["git", "log", "-p"], ["bash", "x.sh"], ["python3.11", "x.py"], ["sudo", "ls"], ["xargs", "rm"],
+     ["env", "x"], ["cat", "/etc/passwd"], ["echo", "a b"], ["echo", "$HOME"]],
+)  # fmt: skip
+def test_what_cannot_be_opened_safely_is_offered_only_as_it_is(argv: list[str]) -> None:
+    assert offered({"argv": argv}) == ["same"]
+
+
+def test_a_path_and_an_address_are_offered_with_everything_else_as_it_was() -> None:
+    write = {"path": "notes/a.md", "content": "x", "mode": "w"}
+    assert offered(write) == ["same", "under:path=notes\nany:content"]
+    assert answers("under:path=notes\nany:content", write, {**write, "path": "notes/b.md", "content": "y"})
+    assert not answers("under:path=notes\nany:content", write, {**write, "mode": "a"})
+    get = {"url": "https://api.example.com/v1", "method": "GET"}
+    assert offered(get) == ["same", "at:url=api.example.com"]
+    assert not answers("at:url=api.example.com", get, {**get, "method": "DELETE"})
+
+
+@pytest.mark.parametrize(("risk", "expected"), [("HIGH", ["same"]), ("CRITICAL", [])])
+def test_the_riskier_a_call_the_less_is_offered(risk: str, expected: list[str]) -> None:
+    assert offered({"argv": ["git", "show", "abc"]}, risk) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "match", "sentence"),
+    [
+        ({"argv": ["ls"], "key": "[redacted:x]"}, "words:argv=ls", "write same, or any:key"),
+        ({"argv": ["ls"]}, "", "is no way to match"),
+        ({"argv": ["ls"]}, "\n".join(["any:argv"] * 60), "is no way to match"),
+        ({"argv": ["ls"]}, "same\nany:argv", "is no way to match"),
+    ],
+)
+def test_a_rule_that_cannot_mean_what_is_shown_is_a_sentence(values: dict[str, Any], match: str, sentence: str) -> None:
+    with pytest.raises(NotDone, match=sentence):
+        rule_for(asked(values), "r1", match, "session", 5)
+
+
+def test_what_was_predicted_of_a_call_is_no_part_of_its_rule() -> None:
+    (first, *_) = offers(asked({"argv": ["ls", "x"]}, simulated="\n\n[ANTICIPATORY SIMULATION] It lists x."))
+    assert first.match == "same"
