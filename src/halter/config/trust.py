@@ -143,13 +143,12 @@ class Code:
     def _content(self, path: Path, flags: int) -> str:
         """Read a file without waiting for a pipe; one that looks as it did when it was last read is not read again."""
         try:
+            known = self._known.get(str(path))
+            if known is not None and known[0] == _stamp(os.lstat(path)):
+                return known[1]
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
             try:
                 about = os.fstat(file)
-                stamp = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
-                known = self._known.get(str(path))
-                if known is not None and known[0] == stamp:
-                    return known[1]
                 digest = hashlib.sha256()
                 while portion := os.read(file, _PORTION):
                     digest.update(portion)
@@ -158,8 +157,12 @@ class Code:
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
         if time.time_ns() - about.st_ctime_ns > SETTLED:
-            self._known[str(path)] = (stamp, digest.hexdigest())
+            self._known[str(path)] = (_stamp(about), digest.hexdigest())
         return digest.hexdigest()
+
+
+def _stamp(about: os.stat_result) -> tuple[int, ...]:
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 def digest_of(contents: Mapping[str, str]) -> Digest:
