@@ -70,7 +70,7 @@ async def test_it_runs_out_of_tokens(line: Line) -> None:
 
 
 FAILURES = [
-    ("drop it", ModelUnavailable, "ServerError", True),
+    ("drop it", ModelUnavailable, "ServerError", False),
     ("garble it", ModelUnavailable, "BadAnswer", True),
     ("hang up", ModelUnavailable, "ConnectionLost", True),
     ("slow down", ModelUnavailable, "RateLimited", False),

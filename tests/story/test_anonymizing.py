@@ -193,10 +193,20 @@ async def test_without_anonymizing_the_same_call_is_made(world: World) -> None:
 
 async def test_a_model_on_this_machine_is_told_everything(world: World) -> None:
     story, model = private(world, tells(lambda _: "Yes?"))
-    model.base_url = "http://127.0.0.1:8080/v1"
+    model.name, model.base_url = ModelName("ollama", "x"), "http://127.0.0.1:11434/v1"
     await story.run(TASK)
     assert MAIL in wire(model)
     assert (await story.receipt()).anonymized == {}
+
+
+@pytest.mark.parametrize("name", [ModelName("openai", "gpt-5"), ModelName("ollama", "gpt-oss:120b-cloud")])
+async def test_a_model_behind_a_gateway_on_this_machine_is_not(world: World, name: ModelName) -> None:
+    story, model = private(world, tells(lambda _: "Yes?"))
+    model.name, model.base_url = name, "http://127.0.0.1:4000/v1"
+    story.price = Price(Decimal(1), Decimal(1))
+    await story.run(TASK)
+    assert MAIL not in wire(model)
+    assert (await story.receipt()).anonymized == {"email": 1, "name": 1}
 
 
 async def test_the_receipt_says_what_was_anonymized(world: World) -> None:

@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from halter.config.agent import read_agent
-from halter.config.fleet import Fleet
+from halter.config.fleet import Fleet, read_fleet
 from halter.config.load import load_file
 from halter.config.mind import read_mind
 from halter.config.resolve import resolve
@@ -30,8 +30,9 @@ def models(mind: Mind) -> list[ModelName]:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_example_of_a_provider_is_read_and_its_price_known(folder: Path) -> None:
-    agent = read_agent(folder)
-    policy, mind = resolve(Fleet(), agent), read_mind(Fleet(), agent, folder).mind
+    agent, file = read_agent(folder), folder / "halter.yaml"
+    fleet = read_fleet(file) if file.exists() else Fleet()
+    policy, mind = resolve(fleet, agent), read_mind(fleet, agent, folder).mind
     assert policy.name == folder.name
     prices, now = Prices(policy.prices), SystemClock().now()
     for model in models(mind):

@@ -420,12 +420,50 @@ class Interrupted(Scripted):
         raise AssertionError
 
 
-async def test_a_request_that_was_cut_settles_at_what_was_reported(world: World) -> None:
+async def test_a_request_that_was_cut_settles_at_the_input_reported_and_the_longest_answer(world: World) -> None:
     desk = await desk_in(world)
     answer = await desk.asks(Interrupted([], world.clock, PAID), timeout=5 * SECOND)
-    assert (answer.outcome, answer.cost_usd) == ("timeout", 107)
-    assert (await desk.budget()).spent == 107
-    assert (await desk.budget(unit="tokens")).spent == 107
+    assert (answer.outcome, answer.cost_usd) == ("timeout", 1100)
+    assert (await desk.budget()).spent == 1100
+    assert (await desk.budget(unit="tokens")).spent == 1100
+
+
+class Overlong(Interrupted):
+    """A wire whose model wrote more than it was asked for, by its own report."""
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+        raise ModelError("Cut: the stream was cut", usage=Usage(100, 5000))
+
+
+async def test_a_report_of_more_than_the_longest_answer_is_believed(world: World) -> None:
+    desk = await desk_in(world)
+    assert (await desk.asks(Overlong([], world.clock, PAID))).cost_usd == 5100
+
+
+class Unsent(Scripted):
+    """A wire that does not get through, and says so when it is stopped."""
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+        permit.use()
+        try:
+            await self._clock.sleep(HOUR)
+        finally:
+            permit.unsent = True
+        raise AssertionError
+
+
+@pytest.mark.parametrize("how", ["timeout", "halt", "cancel"])
+async def test_a_request_that_was_stopped_before_it_was_sent_costs_nothing(world: World, how: str) -> None:
+    desk = await desk_in(world)
+    running = asyncio.create_task(desk.asks(Unsent([], world.clock, PAID), timeout=30 * SECOND))
+    await world.advance(10 * SECOND)
+    if how == "halt":
+        await world.store.commit(halt("session:s", "ada", "halt"))
+    if how == "cancel":
+        running.cancel()
+    await asyncio.wait((running,))
+    assert (await desk.budget()).spent == 0
+    assert await desk.holds() == []
 
 
 class Punctual(Scripted):

@@ -85,6 +85,8 @@ PROVIDER: list[tuple[str, str, Any, Any]] = [
         "https://api.mistral.ai/v1",
     ),
     ("providers/openai/wire", "anthropic", lambda m: m.providers["openai"].wire, "anthropic"),
+    ("providers/openai/bills_errors", "true", lambda m: m.providers["openai"].bills_errors, True),
+    ("providers/openai/bills_errors", "false", lambda m: m.providers["openai"].bills_errors, False),
 ]
 MIND: list[tuple[str, str, Any, Any]] = [
     *((f"limits/{key}", *rest) for key, *rest in MIND_LIMITS),

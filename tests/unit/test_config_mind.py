@@ -196,6 +196,11 @@ def test_a_key_in_place_of_a_provider_is_not_printed(tmp_path: Path) -> None:
             "agent.yaml line 4: `providers.openai.base_url` is `https://evil.example`, but halter.yaml line 2 allows",
         ),
         (
+            "providers:\n  openai:\n    bills_errors: true\n",
+            "providers:\n  openai:\n    bills_errors: false\n",
+            "agent.yaml line 4: `providers.openai.bills_errors` is false, but halter.yaml line 3 allows only true",
+        ),
+        (
             "allowed_hosts: ['*.example.com']\n",
             "providers:\n  mine:\n    base_url: https://example.com.evil.example/v1\n",
             "agent.yaml line 4: `providers.mine.base_url` is at `example.com.evil.example`, but halter.yaml line 1",

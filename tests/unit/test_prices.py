@@ -85,13 +85,19 @@ def test_a_price_that_changes_on_a_day_follows_it(at: int, cost: int) -> None:
 @pytest.mark.parametrize(
     ("name", "base_url", "reason"),
     [
-        ("vllm:llama-3", None, "has no provider 'vllm'"),
-        ("my-openai-proxy:gpt-4o", None, "has no provider 'my-openai-proxy'"),
+        ("mine:llama-3", None, "has no provider 'mine', and no model of that name"),
         ("vllm:llama-3", "http://10.0.0.7:8000/v1", "has no provider at 10.0.0.7"),
-        ("openai:gpt-4o", "https://gateway.example/v1", "has no provider at gateway.example"),
-        ("openai:gpt-4o", "https://user:hunter22@gateway.example/v1", "has no provider at gateway.example"),
-        ("openai:gpt-4o", "http://[::1", "has no provider at an address that cannot be read"),
-        ("openai:gpt-4o", "gateway", "has no provider at an address without a host"),
+        ("ollama:llama3", "http://gpu:11434/v1", "has no provider at gpu"),
+        ("openai:big", "https://gateway.example/v1", "has no provider at gateway.example"),
+        ("openai:big", "https://user:hunter22@gateway.example/v1", "has no provider at gateway.example"),
+        ("openai:big", "http://[::1", "has no provider at an address that cannot be read"),
+        ("openai:big", "gateway", "has no provider at an address without a host"),
+        ("mine:big", "http://127.0.0.1:4000/v1", "an address of this machine may lead to a paid model"),
+        ("mine:llama-3", "http://localhost:8000/v1", "an address of this machine may lead to a paid model"),
+        ("llamafarm:mine", "http://localhost:8000/v1", "an address of this machine may lead to a paid model"),
+        ("mine:azure/my-deployment", "http://[::1]:4000/v1", "an address of this machine may lead to a paid model"),
+        ("ollama:gpt-oss:120b-cloud", "http://localhost:11434/v1", "an address of this machine may lead to a paid"),
+        ("ollama:nobody-knows:cloud", None, "has no provider 'ollama'"),
         ("openai:no-such-model", None, "has no such model of OpenAI"),
         ("openai:text-embedding-3-small", None, "without a price of its tokens"),
         ("openai-decisions:gpt-6-luna", "https://api.openai.com/v1", "without a price of its tokens"),
@@ -133,6 +139,52 @@ def test_the_address_tells_whose_price_counts(name: str, base_url: str, like: st
     assert rates(name, base_url) == rates(like)
 
 
+GATEWAYS = ["http://127.0.0.1:4000/v1", "http://localhost:4000", "http://[::1]:4000/v1", "https://gateway.example/v1"]
+
+
+@pytest.mark.parametrize("base_url", [*GATEWAYS, None])
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("mine:gpt-5", "openai:gpt-5"),
+        ("mine:GPT-5", "openai:gpt-5"),
+        ("mine:gpt-5-2025-08-07", "openai:gpt-5"),
+        ("mine:gpt-5:latest", "openai:gpt-5"),
+        ("mine:openai/gpt-5", "openai:gpt-5"),
+        ("litellm/openai/gpt-5", "openai:gpt-5"),
+        ("mine:azure/gpt-5", "azure:gpt-5"),
+        ("mine:openrouter/openai/gpt-5", "openrouter:openai/gpt-5"),
+        ("mine:claude-opus-4-1-20250805", "aws:eu.anthropic.claude-opus-4-1-20250805-v1:0"),
+        ("mine:anthropic/claude-sonnet-4-5-20250929", SONNET),
+        ("mine:vertex_ai/claude-sonnet-4-5@20250929", "google:claude-sonnet-4-5"),
+        ("mine:us.anthropic.claude-sonnet-4-5-20250929-v1:0", "aws:us.anthropic.claude-sonnet-4-5-20250929-v1:0"),
+        ("mine:bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0", "aws:claude-sonnet-4-5-20250929"),
+        ("mine:models/gemini-2.5-pro", "google:gemini-2.5-pro"),
+        ("mine:gemini/gemini-2.5-pro", "google:gemini-2.5-pro"),
+        ("mine:xai/grok-4", "x-ai:grok-4"),
+        ("mine:deepseek/deepseek-chat", "deepseek:deepseek-chat"),
+    ],
+)
+def test_a_model_with_a_known_price_costs_it_wherever_it_is_asked_and_however_it_is_spelled(
+    name: str, base_url: str | None, like: str
+) -> None:
+    assert rates(name, base_url).cost(Usage(1_000, 1_000), NOW) == rates(like).cost(Usage(1_000, 1_000), NOW) > 0
+
+
+@pytest.mark.parametrize("base_url", GATEWAYS)
+@pytest.mark.parametrize("name", ["openai:gpt-5", SONNET, "google:gemini-2.5-pro", "mistral:mistral-large-latest"])
+def test_a_known_provider_that_was_moved_costs_what_it_costs_at_home(name: str, base_url: str) -> None:
+    assert rates(name, base_url) == rates(name)
+
+
+@pytest.mark.parametrize("name", ["mine:deepseek-r1", "mine:kimi-k2"])
+def test_of_several_sellers_the_dearest_counts_where_nobody_says_which(name: str) -> None:
+    found = rates(name, "http://localhost:4000").cost(Usage(1_000, 1_000), NOW)
+    sold = [seller for seller in providers if seller.find_model(name.partition(":")[2], all_providers=providers)]
+    assert len(sold) > 1
+    assert found == max(rates(f"{seller.id}:{name[5:]}").cost(Usage(1_000, 1_000), NOW) for seller in sold)
+
+
 # What costs nothing
 
 
@@ -148,10 +200,19 @@ def test_the_address_tells_whose_price_counts(name: str, base_url: str, like: st
         "http+unix://%2Frun%2Fmodel.sock/v1",
     ],
 )
-def test_endpoints_on_this_machine_are_free(base_url: str) -> None:
+@pytest.mark.parametrize("name", ["ollama:gpt-oss:20b", "llamacpp:any", "vllm:meta-llama/Llama-3", "lmstudio:gemma3"])
+def test_servers_that_run_models_themselves_are_free_on_this_machine(name: str, base_url: str) -> None:
     assert on_this_machine(base_url)
-    assert rates("vllm:llama-3", base_url).cost(Usage(10**9, 10**9), NOW) == 0
-    assert rates("openai:gpt-4o", base_url).bound(10**9, 10**9, NOW) == 0
+    assert rates(name, base_url).bound(10**9, 10**9, NOW) == 0
+    assert rates(name).bound(10**9, 10**9, NOW) == 0
+
+
+@pytest.mark.parametrize("provider", ["ollama", "llamacpp", "vllm", "lmstudio", "llamafarm", "openai", "mine"])
+@pytest.mark.parametrize("model", ["gpt-5", "claude-sonnet-4-5", "gemini-3-pro-preview:latest", "openai/gpt-5", "o3"])
+def test_what_only_its_maker_runs_is_not_free_on_this_machine_whatever_the_provider_is_called(
+    provider: str, model: str
+) -> None:
+    assert rates(f"{provider}:{model}", "http://127.0.0.1:4000/v1").cost(Usage(1_000, 1_000), NOW) > 0
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_a_known_provider_needs_only_its_key(name: str, variable: str, wire: str
     assert "providers:" in said
 
 
-@pytest.mark.parametrize("name", ["ollama:qwen3", "vllm:qwen3", "lmstudio:qwen3"])
+@pytest.mark.parametrize("name", ["ollama:qwen3", "llamacpp:qwen3", "vllm:qwen3", "lmstudio:qwen3"])
 def test_a_local_server_needs_nothing_and_costs_nothing(name: str) -> None:
     model = made(name)
     assert model.base_url is not None
@@ -71,6 +71,23 @@ def test_the_environment_can_move_a_provider(variable: str, name: str, written: 
 
 def test_a_moved_provider_on_this_machine_needs_no_key() -> None:
     assert made("openai:gpt-5", {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}).base_url == "http://127.0.0.1:9/v1"
+
+
+@pytest.mark.parametrize(
+    ("variable", "name"),
+    [("OPENAI_BASE_URL", "openai:gpt-5"), ("ANTHROPIC_BASE_URL", "anthropic:claude-opus-4-8")],
+)
+def test_a_provider_that_the_environment_moves_to_this_machine_still_costs_what_it_costs(
+    variable: str, name: str
+) -> None:
+    model, usual = made(name, {variable: "http://127.0.0.1:4000/v1"}), ModelName.parse(name)
+    assert Prices().find(model.name, model.base_url) == Prices().find(usual)
+
+
+def test_a_provider_says_whether_it_bills_errors() -> None:
+    mine = Provider(base_url="http://localhost:1/v1", bills_errors=True)
+    assert made("mine:m", mine=mine).terms.bills_errors
+    assert not made("mine:m", mine=Provider(base_url="http://localhost:1/v1")).terms.bills_errors
 
 
 def test_a_provider_without_an_address_says_what_to_set() -> None:
@@ -131,4 +148,5 @@ def test_a_window_is_the_models_own_or_a_cautious_guess() -> None:
     assert window_of(ModelName("openai", "nobody-knows-this-one")) == USUAL_WINDOW
     assert window_of(ModelName("ollama", "qwen3")) == LOCAL_WINDOW
     assert window_of(ModelName("mine", "m"), "http://localhost:1/v1") == LOCAL_WINDOW
+    assert window_of(ModelName("mine", "openai/gpt-4.1"), "http://localhost:1/v1") == 1_000_000
     assert window_of(ModelName("mine", "m"), "https://mine.example/v1") == USUAL_WINDOW

@@ -44,7 +44,7 @@ class Answer:
     """What the provider says, in whatever protocol it is asked.
 
     `until` cuts a stream after the first piece that brings it; `abort` then tears the connection, or else the stream
-    ends as politely as if it were over.
+    ends as politely as if it were over. `reports` says where in a stream of OpenAI's protocol a usage stands.
     """
 
     text: tuple[str, ...] = ()
@@ -55,6 +55,7 @@ class Answer:
     until: str = ""
     abort: bool = False
     hang: bool = False
+    reports: Literal["last", "early", "each"] = "last"
 
 
 @dataclass
@@ -220,10 +221,11 @@ def sse(value: Any, name: str = "") -> bytes:
     return (f"event: {name}\r\n" if name else "").encode() + f"data: {data}\r\n\r\n".encode()
 
 
-def openai_usage(answer: Answer) -> dict[str, Any]:
+def openai_usage(answer: Answer, so_far: int | None = None) -> dict[str, Any]:
     if answer.usage is None:
         return {}
     read, written, cached = answer.usage
+    written = written if so_far is None else so_far
     details = {"prompt_tokens_details": {"cached_tokens": cached}}
     return {"usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written, **details}}
 
@@ -244,9 +246,13 @@ def openai_whole(answer: Answer) -> dict[str, Any]:
 
 def openai_events(answer: Answer) -> Iterator[Event]:
     head = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    sent = itertools.count()
 
     def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
-        return sse({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+        number = next(sent)
+        early = answer.reports == "each" or (answer.reports == "early" and not number)
+        usage = openai_usage(answer, number) if early else {}
+        return sse({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **usage})
 
     yield "start", chunk({"role": "assistant", "content": ""})
     if answer.thoughts:

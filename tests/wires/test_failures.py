@@ -4,6 +4,8 @@ import asyncio
 import gzip
 import json
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -12,7 +14,10 @@ import pytest
 
 from halter.core.clock import SECOND
 from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable
+from halter.core.tools import Permit
 from halter.core.usage import Usage
+from halter.models.wire import Wire
+from halter.models.wire_clients import Terms
 
 
 async def failed(desk: Any, model: Any = None) -> ModelError:
@@ -22,14 +27,14 @@ async def failed(desk: Any, model: Any = None) -> ModelError:
 
 
 RETRYABLE = [
-    (408, "Conflict", True),
-    (409, "Conflict", True),
-    (429, "RateLimited", False),
-    (500, "ServerError", True),
-    (502, "ServerError", True),
-    (503, "Overloaded", False),
-    (504, "ServerError", True),
-    (529, "Overloaded", False),
+    (408, "Conflict"),
+    (409, "Conflict"),
+    (429, "RateLimited"),
+    (500, "ServerError"),
+    (502, "ServerError"),
+    (503, "Overloaded"),
+    (504, "ServerError"),
+    (529, "Overloaded"),
 ]
 NEVER_AGAIN = [
     (400, "Rejected"),
@@ -42,14 +47,40 @@ NEVER_AGAIN = [
 ]
 
 
-@pytest.mark.parametrize(("status", "kind", "billed"), RETRYABLE)
-async def test_what_may_pass_is_worth_another_try(desk: Any, status: int, kind: str, billed: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(("status", "kind"), RETRYABLE)
+async def test_what_may_pass_is_worth_another_try_and_costs_nothing(desk: Any, status: int, kind: str) -> None:
     desk.provider.refuses(status)
     error = await failed(desk)
     assert type(error) is ModelUnavailable
     assert str(error) == f"{kind}: {desk.model.name} answered {status}: No luck."
-    assert (error.billed, error.usage, error.retry_after) == (billed, None, None)
+    assert (error.billed, error.usage, error.retry_after) == (False, None, None)
     assert len(desk.provider.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "billed"), [(400, True), (408, True), (413, True), (429, False), (500, True), (503, True), (529, False)]
+)
+async def test_a_provider_that_bills_errors_is_taken_at_its_word(desk: Any, status: int, billed: bool) -> None:  # noqa: FBT001
+    desk.provider.refuses(status)
+    model = desk.reach(desk.model.name, terms=Terms(bills_errors=True))
+    error = await failed(desk, model)
+    await model.aclose()
+    assert (error.billed, error.usage) == (billed, None)
+
+
+REPORTED = {
+    "openai": {"usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}},
+    "anthropic": {"usage": {"input_tokens": 100, "output_tokens": 20}},
+    "google": {"usageMetadata": {"promptTokenCount": 100, "candidatesTokenCount": 20, "totalTokenCount": 120}},
+}
+
+
+@pytest.mark.parametrize("status", [400, 429, 500])
+async def test_an_error_that_reports_a_usage_costs_that_usage(desk: Any, status: int) -> None:
+    error = {"type": "error", "error": {"message": "No luck.", "type": "some_error"}}
+    desk.provider.sends(status, {**error, **REPORTED[desk.wire]})
+    found = await failed(desk)
+    assert (found.billed, found.usage, found.final) == (True, Usage(100, 20), True)
 
 
 @pytest.mark.parametrize(("status", "kind"), NEVER_AGAIN)
@@ -120,8 +151,72 @@ async def test_where_nobody_listens_nothing_was_paid(desk: Any) -> None:
     assert not error.billed
 
 
+@pytest.mark.parametrize("wire", ["openai"], indirect=True)
+async def test_a_host_that_nobody_knows_costs_nothing(desk: Any) -> None:
+    model = Wire(desk.model.name, "openai", "http://nobody.invalid/v1", "k")
+    error = await failed(desk, model)
+    await model.aclose()
+    assert type(error) is ModelUnavailable
+    assert str(error).startswith("ConnectionFailed: ")
+    assert not error.billed
+
+
+@pytest.mark.parametrize("wire", ["openai"], indirect=True)
+async def test_a_connection_that_cannot_be_encrypted_costs_nothing(desk: Any) -> None:
+    model = Wire(desk.model.name, "openai", f"https://127.0.0.1:{desk.provider.port}/v1", "k")
+    error = await failed(desk, model)
+    await model.aclose()
+    assert str(error).startswith("ConnectionFailed: ")
+    assert not error.billed
+    assert desk.provider.asked == []
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port at which connections are not refused, and do not come about: nobody takes them."""
+    with socket.socket() as listening, ExitStack() as waiting:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for _ in range(4):
+            other = waiting.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(listening.getsockname())
+        yield listening.getsockname()[1]
+
+
+async def test_a_connection_that_does_not_come_about_in_time_costs_nothing(desk: Any, silent: int) -> None:
+    model = desk.reach(desk.model.name, silent, terms=Terms(connecting=0.05))
+    error = await failed(desk, model)
+    await model.aclose()
+    assert type(error) is ModelUnavailable
+    assert str(error).startswith("ConnectionFailed: ")
+    assert not error.billed
+
+
+async def test_what_is_stopped_before_it_was_sent_says_so_and_what_was_sent_does_not(desk: Any, silent: int) -> None:
+    model, permit = desk.reach(desk.model.name, silent), Permit("r", 0, {})
+    hear = desk.heard.append if desk.streaming else None
+    asking = asyncio.create_task(model.ask(desk.prompt(), permit, hear))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await model.aclose()
+    assert permit.unsent
+    desk.provider.says("I will ", "look.", until="text", hang=True)
+    sent = Permit("r2", 0, {})
+    asking = asyncio.create_task(desk.model.ask(desk.prompt(), sent, hear))
+    await asyncio.wait_for(desk.provider.hanging.wait(), 10)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert not sent.unsent
+
+
 async def test_a_connection_that_closes_before_any_answer_may_have_been_paid(desk: Any) -> None:
-    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
         writer.transport.abort()
 
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
@@ -179,15 +274,38 @@ async def test_a_stream_without_a_word_is_no_empty_answer(streamed: Any, abort: 
 
 @pytest.mark.parametrize("wire", ["anthropic", "google"], indirect=True)
 @pytest.mark.parametrize("abort", [True, False], ids=["torn", "closed politely"])
-async def test_a_cut_stream_tells_what_was_reported_and_no_less_output_than_came(streamed: Any, abort: bool) -> None:  # noqa: FBT001
+async def test_what_a_cut_stream_reported_is_not_final(streamed: Any, abort: bool) -> None:  # noqa: FBT001
     streamed.provider.says("twelve bytes", " and more", until="text", abort=abort)
-    assert (await failed(streamed)).usage == Usage(100, 12, 40)
+    error = await failed(streamed)
+    assert (error.usage, error.final) == (Usage(100, 1, 40), False)
 
 
 @pytest.mark.parametrize("wire", ["openai"], indirect=True)
-async def test_a_stream_that_reports_but_never_finishes_tells_what_was_reported(streamed: Any) -> None:
+async def test_a_stream_that_reports_but_never_finishes_has_no_final_report(streamed: Any) -> None:
     streamed.provider.says("It is seven.", finish=None, usage=(100, 20, 40))
-    assert (await failed(streamed)).usage == Usage(100, 20, 40)
+    error = await failed(streamed)
+    assert (error.usage, error.final) == (Usage(100, 20, 40), False)
+
+
+@pytest.mark.parametrize("wire", ["openai"], indirect=True)
+async def test_a_finished_answer_whose_only_report_came_early_tells_of_no_usage(streamed: Any) -> None:
+    streamed.provider.says("It is ", "seven.", reports="early", until="finish")
+    reply = await streamed.ask()
+    assert (reply.text, reply.usage) == ("It is seven.", None)
+
+
+@pytest.mark.parametrize("wire", ["openai"], indirect=True)
+@pytest.mark.parametrize("reports", ["early", "each"])
+async def test_reports_that_repeat_what_was_used_so_far_are_not_added_up(streamed: Any, reports: str) -> None:
+    streamed.provider.says("It is ", "seven.", reports=reports)
+    assert (await streamed.ask()).usage == Usage(100, 20, 40)
+
+
+@pytest.mark.parametrize("wire", ["openai", "anthropic"], indirect=True)
+async def test_a_report_that_was_final_is_final_although_the_connection_breaks_after_it(streamed: Any) -> None:
+    streamed.provider.says("It is seven.", until="usage" if streamed.wire == "openai" else "finish", abort=True)
+    error = await failed(streamed)
+    assert (error.usage, error.final) == (Usage(100, 20, 40), True)
 
 
 @pytest.mark.parametrize("wire", ["openai"], indirect=True)
@@ -305,7 +423,7 @@ MEGABYTE = 1 << 20
 
 async def test_an_answer_without_end_is_not_read_to_its_end(desk: Any) -> None:
     desk.provider.says("x" * 2 * MEGABYTE)
-    bounded = desk.reach(desk.model.name, largest=MEGABYTE)
+    bounded = desk.reach(desk.model.name, terms=Terms(largest=MEGABYTE))
     error = await failed(desk, bounded)
     await bounded.aclose()
     assert type(error) is ModelUnavailable
@@ -317,7 +435,7 @@ async def test_little_that_unpacks_to_much_is_not_unpacked_to_its_end(streamed: 
     streamed.provider.says("x" * 2 * MEGABYTE)
     packed = gzip.compress(streamed.provider.written(streamed.wire))
     streamed.provider.sends(200, packed, "text/event-stream", content_encoding="gzip")
-    bounded = streamed.reach(streamed.model.name, largest=MEGABYTE)
+    bounded = streamed.reach(streamed.model.name, terms=Terms(largest=MEGABYTE))
     error = await failed(streamed, bounded)
     await bounded.aclose()
     assert type(error) is ModelUnavailable

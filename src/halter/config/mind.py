@@ -157,12 +157,15 @@ def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: Places
         sentence = f"`base_url` is missing from `{dotted(path)}`, whose address nobody knows; write it"
         raise places.wrong(path, f"{sentence}, as in http://localhost:8000/v1.")
     wire: WireFormat = either(theirs.wire, either(ours.wire, usual.wire))
-    return Provider(wire=wire, base_url=base_url, api_key=either(theirs.api_key, either(ours.api_key, "")))
+    key, bills = either(theirs.api_key, either(ours.api_key, "")), either(theirs.bills_errors, ours.bills_errors)
+    return Provider(wire=wire, base_url=base_url, api_key=key, bills_errors=bills is True)
 
 
 def _check_provider(both: Both, name: str, asked: ProviderSpec) -> None:
-    """Refuse an address or a key that the fleet does not leave to its agents."""
+    """Refuse an address, a key or a price of errors that the fleet does not leave to its agents."""
     fleet, path = both.fleet.spec, ("providers", name)
+    if asked.bills_errors is False and fleet.providers.get(name, ProviderSpec()).bills_errors is True:
+        raise both.looser((*path, "bills_errors"), "false", (*path, "bills_errors"), "true")
     if asked.base_url is not UNSET:
         _check_address(both, name, asked.base_url)
     if asked.api_key is not UNSET and fleet.allowed_secrets is not UNSET:

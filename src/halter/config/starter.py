@@ -105,7 +105,8 @@ def _reached(provider: str) -> str:
     """Write where a provider is reached, if nobody knows that."""
     if USUAL.get(provider, NOBODY).base_url:
         return ""
-    return f"providers:\n  {_plain(provider)}:\n    base_url: http://localhost:8000/v1  # where it is reached\n"
+    comment = "where it is reached; what it costs is said in halter.yaml, under `models`"
+    return f"providers:\n  {_plain(provider)}:\n    base_url: http://localhost:8000/v1  # {comment}\n"
 
 
 def _plain(text: str) -> str:

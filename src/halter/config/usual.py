@@ -31,6 +31,7 @@ USUAL: Final[Mapping[str, Usual]] = MappingProxyType(
         "deepseek": Usual("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY"),
         "together": Usual("https://api.together.xyz/v1", "TOGETHER_API_KEY"),
         "ollama": Usual("http://localhost:11434/v1"),
+        "llamacpp": Usual("http://localhost:8080/v1"),
         "vllm": Usual("http://localhost:8000/v1"),
         "lmstudio": Usual("http://localhost:1234/v1"),
         "llamafarm": Usual(),

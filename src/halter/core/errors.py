@@ -50,16 +50,24 @@ class ConfigError(HalterError):
 class ModelError(HalterError):
     """A model could not be asked, or its answer could not be used: `Kind: message`.
 
-    `billed` is False only where it is sure that nothing was charged. `usage` is what was reported until it failed,
-    `retry_after` what the provider asks to wait, in microseconds.
+    `billed` is False only where nothing was charged. `usage` is what was reported until it failed; unless that was the
+    `final` report, more output may have been charged than it counts. `retry_after` is what the provider asks to wait,
+    in microseconds.
     """
 
     def __init__(
-        self, message: str, *, billed: bool = True, usage: Usage | None = None, retry_after: int | None = None
+        self,
+        message: str,
+        *,
+        billed: bool = True,
+        usage: Usage | None = None,
+        final: bool = False,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.billed = billed
         self.usage = usage
+        self.final = final
         self.retry_after = retry_after
 
 

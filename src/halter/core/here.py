@@ -1,23 +1,40 @@
-"""Which models are on this machine: they cost nothing, and what they are sent goes nowhere."""
+"""Which models run on this machine: they cost nothing unless they are priced, and what they are sent goes nowhere.
 
+An address tells where a request goes first, not where it ends: a gateway on this machine passes it on to a provider
+that bills. So a model runs here only if its provider is one that runs models itself, if that is reached at an address
+of this machine, and if the model is none that only its maker runs.
+"""
+
+import re
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
 from halter.core.usage import ModelName
 
-_HERE: Final = frozenset(("scripted", "reflex", "ollama"))
-"""Providers that are in this process, or on this machine unless an address says otherwise."""
+_IN_PROCESS: Final = frozenset(("scripted", "reflex"))
+_ENGINES: Final = frozenset(("ollama", "llamacpp", "vllm", "lmstudio"))
+"""Servers that run models themselves; on this machine, unless an address says otherwise."""
+_ELSEWHERE: Final = re.compile(
+    r"""
+    .*[:-]cloud                                                       # what Ollama passes on to a service of its own
+    | (?:.*/)?(?:chatgpt-|claude-|gemini-|gpt-[3-9]|grok-[3-9]|o[134](?:-|$)).*   # what only its maker runs
+    """,
+    re.VERBOSE,
+)
 _SOCKETS: Final = frozenset(("unix", "http+unix"))
 
 
 def stays_here(model: ModelName, base_url: str | None) -> bool:
-    """Tell whether what a model is sent stays on this machine."""
-    return model.provider in _HERE if base_url is None else on_this_machine(base_url)
+    """Tell whether a model runs on this machine, and so what it is sent stays here."""
+    if model.provider in _IN_PROCESS:
+        return base_url is None
+    reached_here = base_url is None or on_this_machine(base_url)
+    return model.provider in _ENGINES and reached_here and _ELSEWHERE.fullmatch(model.model.lower()) is None
 
 
 def on_this_machine(base_url: str | None) -> bool:
-    """Tell whether an address leads to this machine and nowhere else."""
+    """Tell whether an address is one of this machine. What answers there may still pass a request on."""
     try:
         parts = urlsplit(base_url or "")
         host = parts.hostname or ""

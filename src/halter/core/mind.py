@@ -25,11 +25,15 @@ REFLEX: Final = "reflex"
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True):
-    """How an endpoint is reached. `api_key` names a secret, as `${secret:NAME}`; a local server may need none."""
+    """How an endpoint is reached. `api_key` names a secret, as `${secret:NAME}`; a local server may need none.
+
+    `bills_errors` says that an answer with an error status may be charged for.
+    """
 
     wire: WireFormat = "openai"
     base_url: str
     api_key: str = ""
+    bills_errors: bool = False
 
 
 class Mind(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,6 +97,10 @@ class ProviderSpec(Spec, frozen=True):
         Annotated[SecretReference, Meta(description="The key, as `${secret:NAME}` and never in plain text.")]
         | UnsetType
     ) = UNSET
+    bills_errors: (
+        Annotated[bool, Meta(description="Whether it may charge for an answer with an error status (4xx or 5xx).")]
+        | UnsetType
+    ) = UNSET
 
 
 class ShellBounds(Spec, frozen=True):

@@ -114,14 +114,16 @@ class Unstoppable(ToolError):
 class Permit:
     """The right to run one call or one request, once. Only the guard makes permits; whatever acts asks for one.
 
-    Secrets travel in it, so that no argument, journal or model ever holds them.
+    Secrets travel in it, so that no argument, journal or model ever holds them. Whatever acts sets `unsent` when it is
+    stopped before anything was sent: only then does the guard know that it cost nothing.
     """
 
-    __slots__ = ("_secrets", "_used_up", "deadline", "id")
+    __slots__ = ("_secrets", "_used_up", "deadline", "id", "unsent")
 
     def __init__(self, permitted: str, deadline: int, secrets: Mapping[str, str]) -> None:
         self.id = permitted
         self.deadline = deadline
+        self.unsent = False
         self._secrets = secrets
         self._used_up = False
 

@@ -130,9 +130,17 @@ class _Flying(msgspec.Struct, frozen=True):
     admitted: Admitted
     rates: Rates | Unpriced
     began: int
+    permit: Permit
     values: Mapping[str, str]
     nonce: str
     goes_on: bool
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a provider said was used. Unless it is final, only its input is known: the answer may have gone on."""
+
+    usage: Usage | None
+    final: bool = True
 
 
 class ModelDoor:
@@ -170,9 +178,9 @@ class ModelDoor:
         if not isinstance(admitted, Admitted):
             return admitted
         began, goes_on = self._clock.now(), request.goes_on
-        flying = _Flying(lease, admitted, asking.rates, began, hidden.values, request.nonce, goes_on)
+        permit = Permit(admitted.flight.id, began + request.timeout, _NO_SECRETS)
+        flying = _Flying(lease, admitted, asking.rates, began, permit, hidden.values, request.nonce, goes_on)
         sent = msgspec.structs.replace(hidden.prompt, max_output_tokens=admitted.max_output_tokens)
-        permit = Permit(admitted.flight.id, flying.began + request.timeout, _NO_SECRETS)
         return await self._spoken(flying, request, lambda hear: model.ask(sent, permit, hear), asking.scopes)
 
     async def _spoken(
@@ -287,7 +295,7 @@ class ModelDoor:
         return await self._answered(flying, masked_reply(meant, self._redact))
 
     async def _answered(self, flying: _Flying, reply: Reply) -> Answered:
-        truth = _cost(flying, reply.usage, Truth("ok", body=msgspec.json.encode(reply)))
+        truth = _cost(flying, Report(reply.usage), Truth("ok", body=msgspec.json.encode(reply)))
         flight = flying.admitted.flight
         settled = await self._purse.settle(flying.lease, flight, truth, goes_on=flying.goes_on)
         overrun = any(isinstance(stored.event, OverrunIncurred) for stored in settled.events)
@@ -301,11 +309,14 @@ class ModelDoor:
         return FailedRequest(flight.id, truth.outcome, truth.error, usd, truth.may_retry, truth.retry_after, tokens)
 
     def _cut(self, flying: _Flying, acting: asyncio.Future[Reply], outcome: Outcome, error: str) -> Truth:
-        """Tell what a request came to that was stopped: what it reported until then, or else its hold."""
-        return _cost(flying, reported(acting), Truth(outcome, error=masked(error, self._redact)[:ERROR_KEPT]))
+        """Tell what a request came to that was stopped: nothing if it was never sent, or else at most its hold."""
+        truth = Truth(outcome, error=masked(error, self._redact)[:ERROR_KEPT])
+        if flying.permit.unsent:
+            return msgspec.structs.replace(truth, usd=0, tokens=0)
+        return _cost(flying, reported(acting), truth)
 
     def _refused(self, flying: _Flying, error: ModelError) -> Truth:
-        """Tell what a failure cost: nothing only where that is sure."""
+        """Tell what a failure cost: nothing where nobody was charged."""
         truth = Truth(
             "error",
             error=masked(str(error), self._redact)[:ERROR_KEPT],
@@ -314,7 +325,7 @@ class ModelDoor:
         )
         if not error.billed:
             return msgspec.structs.replace(truth, usd=0, tokens=0)
-        return _cost(flying, error.usage, truth)
+        return _cost(flying, Report(error.usage, final=error.final), truth)
 
 
 def hiding(standing: Standing, prompt: Prompt, model: Model) -> Anonymized:
@@ -339,14 +350,14 @@ def flaw_of(standing: Standing, model: str) -> tuple[Outcome, str] | None:
     return ("disabled", sentence)
 
 
-def reported(acting: asyncio.Future[Reply]) -> Usage | None:
+def reported(acting: asyncio.Future[Reply]) -> Report:
     """Tell what a request that was stopped had reported by then."""
     if not acting.done() or acting.cancelled():
-        return None
+        return Report(None)
     failure = acting.exception()
     if failure is None:
-        return acting.result().usage
-    return failure.usage if isinstance(failure, ModelError) else None
+        return Report(acting.result().usage)
+    return Report(failure.usage, final=failure.final) if isinstance(failure, ModelError) else Report(None)
 
 
 def believed(reply: Reply) -> Reply:
@@ -358,13 +369,21 @@ def _sane(usage: Usage | None) -> bool:
     return usage is not None and believable(usage.input_tokens + usage.output_tokens)
 
 
-def _cost(flying: _Flying, usage: Usage | None, truth: Truth) -> Truth:
+def _cost(flying: _Flying, report: Report, truth: Truth) -> Truth:
     """Price what was used. Without a report, or with one that nobody can believe, nothing truer is known."""
+    usage = report.usage
     if usage is None or not _sane(usage):
         return truth
+    if not report.final:
+        usage = _at_its_longest(usage, flying.admitted.max_output_tokens)
     rates = flying.rates
     usd = None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began)
     return msgspec.structs.replace(truth, usd=usd, tokens=usage.uncached, usage=usage)
+
+
+def _at_its_longest(usage: Usage, max_output_tokens: int) -> Usage:
+    """Count an answer that was cut off as the longest one: hidden reasoning is billed, and reported only at the end."""
+    return msgspec.structs.replace(usage, output_tokens=max(usage.output_tokens, max_output_tokens))
 
 
 def _with_accounts(admitted: Admitted, asking: Asking) -> Admitted:

@@ -1,5 +1,8 @@
 """What models cost: the configuration's own prices first, then the bundled table of genai-prices.
 
+A model that runs on this machine is free. Any other costs what the table says, wherever it is asked: at a seller's own
+address what that seller takes, and behind any other, such as a gateway's, what it costs where it is sold.
+
 A model's entry is compiled once into a `Tariff` of whole numbers, because a hold is worked out at every step:
 dollars per million tokens are micro-dollars per token, and times SCALE every rate of the table is an integer.
 So nothing is rounded before the end, whatever the sums.
@@ -23,7 +26,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from halter.core.clock import DAY
-from halter.core.here import stays_here
+from halter.core.here import on_this_machine, stays_here
 from halter.core.usage import FREE, ModelName, Price, Rates, Unpriced, Usage
 
 if TYPE_CHECKING:
@@ -42,7 +45,23 @@ MARGIN: Final = Decimal("0.02")
 NO_LIMIT: Final = 10**9
 """More tokens than anyone answers with."""
 
-_TABLE_NAMES: Final = MappingProxyType({"gemini": "google"})
+_TABLE_NAMES: Final = MappingProxyType(
+    {
+        "gemini": "google",
+        "vertex": "google",
+        "vertex_ai": "google",
+        "bedrock": "aws",
+        "azure_ai": "azure",
+        "xai": "x-ai",
+        "moonshot": "moonshotai",
+        "together_ai": "together",
+        "fireworks_ai": "fireworks",
+    }
+)
+"""Sellers whom configurations and gateways call by another name than the table."""
+_COMPARED: Final = 10_000
+"""By requests of so many tokens, in and out, prices are compared."""
+_LAST: Final = 1 << 60
 _ALWAYS: Final = -(1 << 63)
 _EPOCH: Final = date(1970, 1, 1)
 _NOTHING: Final = Decimal(0)
@@ -207,15 +226,22 @@ def _listed(model: ModelName, base_url: str | None, margin: Decimal) -> Tariff |
     from genai_prices.data import providers
 
     seller = _seller(providers, model.provider, base_url)
-    if seller is None:
-        who = f"provider {model.provider!r}" if base_url is None else f"provider at {_host(base_url)}"
-        return Unpriced(model, f"the bundled price table has no {who}")
-    entry = seller.find_model(model.model, all_providers=providers)
-    if entry is None:
-        return Unpriced(model, f"the bundled price table has no such model of {seller.name}")
-    return listed(entry, margin) or Unpriced(
-        model, f"the bundled price table lists {entry.id} without a price of its tokens"
-    )
+    entries = _entries(providers, seller, model)
+    if not entries:
+        return Unpriced(model, _unlisted(model, base_url, None if seller is None else seller.name))
+    priced = [tariff for tariff in (listed(entry, margin) for entry in entries) if tariff is not None]
+    if not priced:
+        return Unpriced(model, f"the bundled price table lists {entries[0].id} without a price of its tokens")
+    return max(priced, key=lambda tariff: tariff.bound(_COMPARED, _COMPARED, _LAST))
+
+
+def _unlisted(model: ModelName, base_url: str | None, seller: str | None) -> str:
+    if seller is not None:
+        return f"the bundled price table has no such model of {seller}"
+    if on_this_machine(base_url):
+        return "an address of this machine may lead to a paid model, and the bundled price table has none of that name"
+    who = f"provider {model.provider!r}" if base_url is None else f"provider at {_host(base_url)}"
+    return f"the bundled price table has no {who}, and no model of that name"
 
 
 @lru_cache(maxsize=256)
@@ -223,9 +249,8 @@ def window(model: ModelName, base_url: str | None = None) -> int | None:
     """Tell how many tokens a model can take in, if the bundled table knows it."""
     from genai_prices.data import providers
 
-    seller = _seller(providers, model.provider, base_url)
-    entry = None if seller is None else seller.find_model(model.model, all_providers=providers)
-    return None if entry is None else entry.context_window
+    entries = _entries(providers, _seller(providers, model.provider, base_url), model)
+    return min((entry.context_window for entry in entries if entry.context_window), default=None)
 
 
 def _seller(providers: Sequence["Provider"], name: str, base_url: str | None) -> "Provider | None":
@@ -237,6 +262,34 @@ def _seller(providers: Sequence["Provider"], name: str, base_url: str | None) ->
     if base_url is None:
         return next(iter(named), None)
     return next((seller for seller in (*named, *providers) if re.match(seller.api_pattern, base_url)), None)
+
+
+def _entries(providers: "list[Provider]", seller: "Provider | None", model: ModelName) -> "list[ModelInfo]":
+    """Find what the table has of a model: of the one who sells it, or else of all whom its name may mean."""
+    if seller is not None:
+        return _found(providers, [seller], model.model)
+    for name, spelling in _spellings(model):
+        sellers = [each for each in providers if not name or each.id == name]
+        if found := _found(providers, sellers, spelling):
+            return found
+    return []
+
+
+def _found(providers: "list[Provider]", sellers: "Sequence[Provider]", spelling: str) -> "list[ModelInfo]":
+    entries = (seller.find_model(spelling, all_providers=providers) for seller in sellers)
+    return [entry for entry in entries if entry is not None]
+
+
+def _spellings(model: ModelName) -> Iterator[tuple[str, str]]:
+    """Spell a model in all ways that gateways have, each with the seller that it names, if it names one.
+
+    Gateways put whom they ask before the model, and sometimes a tag behind it, as in `openai/gpt-5:latest`.
+    """
+    parts = [model.provider, *model.model.split("/")]
+    splits = [(_TABLE_NAMES.get(parts[at - 1], parts[at - 1]), "/".join(parts[at:])) for at in range(1, len(parts))]
+    spelled = [*splits, *(("", rest) for _, rest in splits)]
+    yield from spelled
+    yield from ((name, rest.rpartition(":")[0]) for name, rest in spelled if ":" in rest)
 
 
 def _host(base_url: str) -> str:

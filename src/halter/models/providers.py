@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from halter.core.errors import ConfigError
-from halter.core.here import on_this_machine
+from halter.core.here import on_this_machine, stays_here
 from halter.core.mind import Provider, WireFormat
 from halter.core.text import listed, shorten
 from halter.core.usage import ModelName
 from halter.models.prices import window
 from halter.models.wire import Wire
+from halter.models.wire_clients import Terms
 
 Key = Callable[[str], str | None]
 """Looks a secret or a variable of the environment up by its name."""
@@ -62,6 +63,7 @@ KNOWN: Final = MappingProxyType(
         "deepseek": Known(url="https://api.deepseek.com/v1", keys=("DEEPSEEK_API_KEY",)),
         "together": Known(url="https://api.together.xyz/v1", keys=("TOGETHER_API_KEY",)),
         "ollama": Known(url="http://localhost:11434/v1", url_from="OLLAMA_BASE_URL", local=True),
+        "llamacpp": Known(url="http://localhost:8080/v1", url_from="LLAMACPP_BASE_URL", local=True),
         "vllm": Known(url="http://localhost:8000/v1", url_from="VLLM_BASE_URL", local=True),
         "lmstudio": Known(url="http://localhost:1234/v1", url_from="LMSTUDIO_BASE_URL", local=True),
         "llamafarm": Known(url_from="LLAMAFARM_BASE_URL", local=True),
@@ -100,15 +102,17 @@ def model_from(
     if not (installed("pydantic_ai") and installed(_LIBRARIES[place.wire])):
         raise ConfigError(f"{parsed} needs a library that is not installed: run `pip install 'halter[models]'`.")
     base_url = None if place.usual else place.url
-    return Wire(parsed, place.wire, place.url, secret, base_url=base_url, temperature=temperature)
+    terms = Terms(bills_errors=described is not None and described.bills_errors)
+    return Wire(parsed, place.wire, place.url, secret, base_url=base_url, temperature=temperature, terms=terms)
 
 
 def window_of(name: ModelName, base_url: str | None = None) -> int:
     """Tell how many tokens a model can take in: as the bundled table has it, or else a cautious guess."""
-    known = KNOWN.get(name.provider)
-    if on_this_machine(base_url) or (known is not None and known.local):
+    if stays_here(name, base_url):
         return LOCAL_WINDOW
-    return window(name, base_url) or USUAL_WINDOW
+    known = KNOWN.get(name.provider)
+    own = on_this_machine(base_url) or (known is not None and known.local)
+    return window(name, base_url) or (LOCAL_WINDOW if own else USUAL_WINDOW)
 
 
 def _parsed(name: str) -> ModelName:
@@ -152,7 +156,7 @@ def _known(name: ModelName, key: Key) -> tuple[Place, str]:
     if not (moved or known.url):
         raise ConfigError(f"{name} has no address: set {known.url_from}, or {_describe(name)}")
     url = _address(_versioned(moved, known), known.url_from) if moved else known.url
-    # A local server is priced by its address: what runs on this machine is free.
+    # A local server always has its address: whether it runs on this machine is seen by that.
     return Place(known.wire, url, usual=not (moved or known.local)), _given_key(name, known, url, key)
 
 

@@ -51,7 +51,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     def error(self, usage: Usage | None = None) -> ModelError:
         """Make the error that a provider's wire would raise."""
         sort = ModelUnavailable if self.unavailable else ModelRejected
-        return sort(f"{self.kind}: {self.message}", billed=self.billed, usage=usage, retry_after=self.retry_after)
+        said, wait = f"{self.kind}: {self.message}", self.retry_after
+        return sort(said, billed=self.billed, usage=usage, final=True, retry_after=wait)
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

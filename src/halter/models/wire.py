@@ -1,11 +1,12 @@
 """A model behind a wire: OpenAI's, Anthropic's or Google's protocol, at whatever address speaks it.
 
-One `ask` is one request: it ends in one reply or one error, and what was used is told whenever the provider told it.
+One `ask` is one request: it ends in one reply or one error. A reply tells what was used only if the provider's final
+report came; an error tells what was reported until then, and whether that was final.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from halter.core.counting import most_tokens
 from halter.core.errors import ModelError, ModelUnavailable
@@ -13,20 +14,18 @@ from halter.core.messages import Hear, Prompt, Reply
 from halter.core.mind import WireFormat
 from halter.core.tools import Locked, Permit
 from halter.core.usage import ModelName, Usage
-from halter.models.wire_clients import LARGEST, Connection, connect, letting_go, settings
+from halter.models.wire_clients import USUAL_TERMS, Connection, Exchange, Terms, connect, exchange, settings
 from halter.models.wire_errors import cut, failure, failures
-from halter.models.wire_messages import Definitions, answer, history, joiner, output_bound, reported, words_of
+from halter.models.wire_messages import Definitions, answer, history, joiner, words_of
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
-    from pydantic_ai.models import StreamedResponse
 
 
 class Wire:
     """A model of a provider.
 
-    `url` is where it is reached, and `base_url` is that again if the provider's usual address is another one. No
-    answer of more than `largest` bytes is read.
+    `url` is where it is reached, and `base_url` is that again if the provider's usual address is another one.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class Wire:
         *,
         base_url: str | None = None,
         temperature: float | None = None,
-        largest: int = LARGEST,
+        terms: Terms = USUAL_TERMS,
     ) -> None:
         self.name = name
         self.base_url = base_url
@@ -46,7 +45,7 @@ class Wire:
         self._url = url
         self._key = key
         self._temperature = temperature
-        self._largest = largest
+        self.terms = terms
         self._definitions = Definitions()
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -58,12 +57,15 @@ class Wire:
 
     async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
         """Answer, as a stream if there is somebody to hear it."""
-        exchange = _exchange.open(permit)
-        model = (await self._connected()).model
-        request = self._request(prompt)
-        async with letting_go():
-            response = await exchange(model, request, hear, self._broken)
-        return self._finished(response, streamed=hear is not None)
+        send = _send.open(permit)
+        async with exchange() as seen:
+            try:
+                model, request = (await self._connected()).model, self._request(prompt)
+                response = await send(model, request, hear, partial(self._failed, seen))
+            except asyncio.CancelledError:
+                permit.unsent = not seen.sent
+                raise
+        return self._finished(response, seen, streamed=hear is not None)
 
     async def aclose(self) -> None:
         """Let go of all connections; asking again makes new ones."""
@@ -79,7 +81,7 @@ class Wire:
         async with self._connecting:
             if self._connection is None:
                 # The imports take seconds, in which leases have to be renewed.
-                made = await asyncio.to_thread(connect, self.name, self.wire, self._url, self._key, self._largest)
+                made = await asyncio.to_thread(connect, self.name, self.wire, self._url, self._key, self.terms)
                 self._connection = made
             return self._connection
 
@@ -90,11 +92,10 @@ class Wire:
             "model_request_parameters": self._definitions.parameters(prompt),
         }
 
-    def _broken(self, error: Exception, stream: "StreamedResponse | None") -> ModelError:
-        usage = None if stream is None else _so_far(stream.get())
-        return failure(error, self.name, self._key, usage, begun=stream is not None)
+    def _failed(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
+        return failure(error, self.name, self._key, seen, begun=begun, bills_errors=self.terms.bills_errors)
 
-    def _finished(self, response: "ModelResponse", *, streamed: bool) -> Reply:
+    def _finished(self, response: "ModelResponse", seen: Exchange, *, streamed: bool) -> Reply:
         """Take an answer for a whole one only if it says so itself.
 
         Some servers of OpenAI's protocol do not say it of an answer that comes in one piece, which cannot be cut.
@@ -102,36 +103,42 @@ class Wire:
         said = (response.provider_details or {}).get("finish_reason")
         ended = said is not None or response.finish_reason == "content_filter"
         if not ended and (streamed or self.wire != "openai"):
-            raise cut(self.name, _so_far(response))
+            raise cut(self.name, seen)
         if response.finish_reason == "error":
-            raise ModelUnavailable(f"BadAnswer: {self.name} failed to answer: {said}", usage=_so_far(response))
-        return answer(response)
+            sentence = f"BadAnswer: {self.name} failed to answer: {said}"
+            raise ModelUnavailable(sentence, usage=seen.usage, final=seen.final)
+        return answer(response, _final(response, seen))
 
 
 @Locked
-async def _exchange(
-    model: Any,
-    request: dict[str, Any],
-    hear: Hear | None,
-    broken: "Callable[[Exception, StreamedResponse | None], ModelError]",
-) -> "ModelResponse":
+async def _send(model: Any, request: dict[str, Any], hear: Hear | None, failed: "Failed") -> "ModelResponse":
     """Send one request, and return the whole answer; where there is somebody to hear it, as it comes."""
     from pydantic_ai.direct import model_request, model_request_stream
 
-    stream: StreamedResponse | None = None
+    begun = False
     join = joiner()
     try:
         if hear is None:
             return await model_request(model, **request)
         async with model_request_stream(model, **request) as stream:
+            begun = True
             async for event in stream:
                 if words := join(words_of(event)):
                     hear(words)
             return stream.get()
     except failures() as error:
-        raise broken(error, stream) from None
+        raise failed(error, begun=begun) from None
 
 
-def _so_far(response: "ModelResponse") -> Usage | None:
-    """Tell what was used by an answer that was not finished: what was reported, and no less output than came."""
-    return reported(response.usage, output_bound(response))
+class Failed(Protocol):
+    """Whoever knows what an error of the library means."""
+
+    def __call__(self, error: Exception, *, begun: bool) -> ModelError:
+        """Say what it means; `begun` says that an answer had begun to come."""
+        ...
+
+
+def _final(response: "ModelResponse", seen: Exchange) -> Usage | None:
+    """Tell what a whole answer used. A report that came too early, or counts no output of an answer, is none."""
+    usage = seen.usage if seen.final else None
+    return None if usage is not None and response.parts and not usage.output_tokens else usage

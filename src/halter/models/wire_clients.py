@@ -1,13 +1,14 @@
 """Connections to providers. Everything that a provider's SDK would do on its own is switched off here.
 
 - It retries nothing: only who holds the money may ask twice.
-- It has no deadline: the guard cancels.
+- It has no deadline but for the connection itself: the guard cancels. A connection that does not come about in time is
+  given up here, because a request that was never sent costs nothing.
 - It sends nothing that it finds in the environment: a key, an organisation or a header that stands there was not meant
   for an address that an agent's file names. Only the way out, a proxy and its certificates, is taken from there.
 - It does not go on with an answer by itself: that would be a second request that nobody has held money for.
 """
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -17,7 +18,8 @@ import msgspec
 
 from halter.core.here import on_this_machine
 from halter.core.mind import WireFormat
-from halter.core.usage import ModelName
+from halter.core.usage import ModelName, Usage
+from halter.models.wire_usage import Meter
 
 if TYPE_CHECKING:
     import httpx2
@@ -31,37 +33,100 @@ NO_KEY: Final = "no-key"
 LARGEST: Final = 32 * 1024 * 1024
 """How many bytes of one answer are read: far more than the longest has, each of its tokens in an event of its own."""
 
+CONNECTING: Final = 30.0
+"""For so many seconds a connection may take to come about, its encryption included."""
+
 _OWN_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt-")
+_SENDING: Final = ".send_request_headers.started"
 
 
-_opened: ContextVar["list[httpx2.Response]"] = ContextVar("_opened")
+class Terms(msgspec.Struct, frozen=True):
+    """What holds for every request to a provider.
+
+    If it `bills_errors`, an answer with an error status counts as paid. No answer of more than `largest` bytes is read,
+    and no connection is waited for longer than `connecting` seconds.
+    """
+
+    bills_errors: bool = False
+    largest: int = LARGEST
+    connecting: float = CONNECTING
 
 
-@asynccontextmanager
-async def letting_go() -> AsyncGenerator[None]:
-    """See to it that nothing which is answered inside stays open: some SDKs leave a cancelled stream to chance."""
-    mark = _opened.set([])
-    try:
-        yield
-    finally:
-        opened = _opened.get()
-        _opened.reset(mark)
-        for response in opened:
+USUAL_TERMS: Final = Terms()
+
+
+class Exchange:
+    """One request and its answer, as far as they have come over the wire."""
+
+    def __init__(self) -> None:
+        self.sent = False
+        self._opened: list[httpx2.Response] = []
+        self._meter: Meter | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """What was reported so far."""
+        return None if self._meter is None else self._meter.usage
+
+    @property
+    def final(self) -> bool:
+        """Whether what was reported is the final report."""
+        return self._meter is not None and self._meter.final
+
+    def answered(self, response: "httpx2.Response", meter: Meter) -> None:
+        """Note that an answer begins."""
+        self._opened.append(response)
+        self._meter = meter
+
+    async def aclose(self) -> None:
+        """Let go of what was answered."""
+        for response in self._opened:
             await response.aclose()
 
 
-async def _note(largest: int, response: "httpx2.Response") -> None:
-    _opened.get([]).append(response)
+_exchange: ContextVar[Exchange] = ContextVar("_exchange")
+
+
+@asynccontextmanager
+async def exchange() -> AsyncGenerator[Exchange]:
+    """See to it that nothing which is answered inside stays open: some SDKs leave a cancelled stream to chance."""
+    made = Exchange()
+    mark = _exchange.set(made)
+    try:
+        yield made
+    finally:
+        _exchange.reset(mark)
+        await made.aclose()
+
+
+async def _note_request(connecting: float, request: "httpx2.Request") -> None:
+    """Watch for the moment at which a request leaves, and bound the time until then."""
+    current = _exchange.get(None)
+
+    async def trace(event: str, _: Mapping[str, Any]) -> None:
+        if current is not None and event.endswith(_SENDING):
+            current.sent = True
+
+    allowed = {**request.extensions.get("timeout", {}), "connect": connecting}
+    request.extensions = {**request.extensions, "timeout": allowed, "trace": trace}
+
+
+async def _note_response(wire: WireFormat, largest: int, response: "httpx2.Response") -> None:
+    meter = Meter(wire)
+    current = _exchange.get(None)
+    if current is not None:
+        current.answered(response, meter)
     decoder = response._get_content_decoder()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    response._decoder = _Bounded(decoder, largest)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    response._decoder = _Bounded(decoder, largest, meter)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
 class _Bounded:
     """Unpacks an answer only as far as any answer goes: a server may send for ever, and little may unpack to much."""
 
-    def __init__(self, decoder: "Any", largest: int) -> None:
+    def __init__(self, decoder: "Any", largest: int, meter: Meter) -> None:
         self._decoder = decoder
         self._left = largest
+        self._meter = meter
 
     def decode(self, data: bytes) -> Iterator[bytes]:
         """Unpack what came."""
@@ -70,6 +135,7 @@ class _Bounded:
     def flush(self) -> Iterator[bytes]:
         """Unpack the rest."""
         yield from map(self._counted, self._decoder.flush())
+        self._meter.close()
 
     def _counted(self, piece: bytes) -> bytes:
         import httpx2
@@ -77,6 +143,7 @@ class _Bounded:
         self._left -= len(piece)
         if self._left < 0:
             raise httpx2.DecodingError("The answer is longer than any answer is.")
+        self._meter.feed(piece)
         return piece
 
 
@@ -87,12 +154,15 @@ class Connection(msgspec.Struct, frozen=True):
     pool: "Any"
 
 
-def connect(name: ModelName, wire: WireFormat, url: str, key: str, largest: int) -> Connection:
+def connect(name: ModelName, wire: WireFormat, url: str, key: str, terms: Terms) -> Connection:
     """Make what is needed to reach a model. This imports the libraries, which takes seconds, and opens nothing."""
     import httpx2
 
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
-    hooks = {"response": [partial(_note, largest)]}
+    hooks = {
+        "request": [partial(_note_request, terms.connecting)],
+        "response": [partial(_note_response, wire, terms.largest)],
+    }
     # No proxy stands between this machine and itself.
     outside = not on_this_machine(url)
     pool = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=outside, event_hooks=hooks)

@@ -1,12 +1,14 @@
 """What went wrong with a provider, as the retry policy has to know it.
 
-    nobody was reached                       unavailable   not billed
-    429, 503, 529                            unavailable   not billed, unless an answer had begun
-    408, 409, 425, other 5xx                 unavailable   perhaps billed
+    nothing was sent                         unavailable   not billed
+    408, 409, 425, 429, 5xx                  unavailable   not billed
+    too long: 413, or as a provider words it overflow      not billed
+    quota or credit used up, other 4xx       rejected      not billed
     a connection lost, an answer cut off     unavailable   billed
     an answer that nobody can read           unavailable   billed
-    too long: 413, or as a provider words it overflow      not billed
-    quota or credit used up, other 4xx       rejected      not billed, unless an answer had begun
+
+An error status is billed after all where an answer had begun, where it reports a usage, or where the configuration says
+that this provider `bills_errors`: then any but 429 and 529, by which a provider refuses to begin.
 
 A sentence quotes what the provider said, shortened, and never the key, an address or a header.
 """
@@ -17,10 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 from halter.core.clock import SECOND
 from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable
 from halter.core.text import clean, shorten
-from halter.core.usage import ModelName, Usage
+from halter.core.usage import ModelName
 
 if TYPE_CHECKING:
     from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
+
+    from halter.models.wire_clients import Exchange
 
 QUOTED: Final = 300
 """How many characters of a provider's own words are kept."""
@@ -31,6 +35,7 @@ LONGEST_WAIT: Final = 24 * 3600 * SECOND
 _TOO_LARGE: Final = 413
 _MAY_PASS: Final = frozenset((408, 409, 425, 429))
 _NOT_SERVED: Final = frozenset((503, 529))
+_NOT_BEGUN: Final = frozenset((429, 529))
 _SERVER_ERRORS: Final = 500
 _SPACE: Final = re.compile(r"\s+")
 _KINDS: Final = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound"}
@@ -49,7 +54,7 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def failure(
-    error: Exception, name: ModelName, key: str, usage: Usage | None = None, *, begun: bool = False
+    error: Exception, name: ModelName, key: str, seen: "Exchange", *, begun: bool = False, bills_errors: bool = False
 ) -> ModelError:
     """Say what an error of the library means. `begun` says that an answer had begun to come."""
     import httpx2
@@ -57,48 +62,56 @@ def failure(
 
     match error:
         case ModelHTTPError():
-            return _status(error, name, key, usage, begun=begun or error.in_stream)
-        case ModelConnectionError(phase="pool" | "connect"):
+            return _status(error, name, key, seen, begun=begun or error.in_stream, bills_errors=bills_errors)
+        case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError() if not seen.sent:
             return ModelUnavailable(f"ConnectionFailed: nobody answers for {name}: {_quoted(error, key)}", billed=False)
         case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError():
             if begun:
-                return cut(name, usage)
-            return ModelUnavailable(f"ConnectionLost: {name} gave no answer: {_quoted(error, key)}", usage=usage)
+                return cut(name, seen)
+            return _unfinished(f"ConnectionLost: {name} gave no answer: {_quoted(error, key)}", seen)
         case ModelAPIError(in_stream=True):
-            return ModelUnavailable(f"ProviderError: {name} broke off: {_said(error, key)}", usage=usage)
+            return _unfinished(f"ProviderError: {name} broke off: {_said(error, key)}", seen)
         case UserError():
             return ModelRejected(f"Unsendable: {name} cannot be asked this: {_quoted(error, key)}", billed=False)
         case _:
-            return ModelUnavailable(f"BadAnswer: {name} sent what cannot be read: {_quoted(error, key)}", usage=usage)
+            return _unfinished(f"BadAnswer: {name} sent what cannot be read: {_quoted(error, key)}", seen)
 
 
-def cut(name: ModelName, usage: Usage | None) -> ModelUnavailable:
+def cut(name: ModelName, seen: "Exchange") -> ModelUnavailable:
     """Say that an answer stopped in the middle, whether its connection broke or was closed politely."""
-    return ModelUnavailable(f"CutStream: the answer of {name} ended before it was finished", usage=usage)
+    return _unfinished(f"CutStream: the answer of {name} ended before it was finished", seen)
 
 
-def _status(error: "ModelHTTPError", name: ModelName, key: str, usage: Usage | None, *, begun: bool) -> ModelError:
+def _unfinished(sentence: str, seen: "Exchange") -> ModelUnavailable:
+    return ModelUnavailable(sentence, billed=seen.sent, usage=seen.usage, final=seen.final)
+
+
+def _status(
+    error: "ModelHTTPError", name: ModelName, key: str, seen: "Exchange", *, begun: bool, bills_errors: bool
+) -> ModelError:
     from pydantic_ai.exceptions import ModelContextWindowExceededError, ModelQuotaExceededError
 
     status, said = error.status_code, f"{name} answered {error.status_code}: {_said(error, key)}"
+    usage, final = seen.usage, seen.final
+    billed = begun or usage is not None or (bills_errors and status not in _NOT_BEGUN)
     if isinstance(error, ModelContextWindowExceededError) or status == _TOO_LARGE:
-        return ContextOverflow(f"ContextOverflow: {said}", billed=begun, usage=usage)
+        return ContextOverflow(f"ContextOverflow: {said}", billed=billed, usage=usage, final=final)
     if isinstance(error, ModelQuotaExceededError):
-        return ModelRejected(f"QuotaExceeded: {said}", billed=begun, usage=usage)
+        return ModelRejected(f"QuotaExceeded: {said}", billed=billed, usage=usage, final=final)
     if status in _MAY_PASS or status >= _SERVER_ERRORS:
-        kind, billed = _passing(status)
         wait = _micros(error.retry_after)
-        return ModelUnavailable(f"{kind}: {said}", billed=billed or begun, usage=usage, retry_after=wait)
-    return ModelRejected(f"{_KINDS.get(status, 'Rejected')}: {said}", billed=begun, usage=usage)
+        told = f"{_passing(status)}: {said}"
+        return ModelUnavailable(told, billed=billed, usage=usage, final=final, retry_after=wait)
+    return ModelRejected(f"{_KINDS.get(status, 'Rejected')}: {said}", billed=billed, usage=usage, final=final)
 
 
-def _passing(status: int) -> tuple[str, bool]:
-    """Name a failure that may pass, and say whether it may have cost something."""
+def _passing(status: int) -> str:
+    """Name a failure that may pass."""
     if status == 429:  # noqa: PLR2004 - the status that everybody knows by its number
-        return "RateLimited", False
+        return "RateLimited"
     if status in _NOT_SERVED:
-        return "Overloaded", False
-    return ("ServerError" if status >= _SERVER_ERRORS else "Conflict"), True
+        return "Overloaded"
+    return "ServerError" if status >= _SERVER_ERRORS else "Conflict"
 
 
 def _micros(seconds: float | None) -> int | None:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     )
     from pydantic_ai.models import ModelRequestParameters
     from pydantic_ai.tools import ToolDefinition
-    from pydantic_ai.usage import RequestUsage
 
     Shaped = ModelRequestPart | ModelResponsePart
 
@@ -167,8 +166,8 @@ def _definition(spec: ToolSpec) -> "ToolDefinition":
     )
 
 
-def answer(response: "ModelResponse") -> Reply:
-    """Say what a provider answered. What a model thought before it spoke is left out."""
+def answer(response: "ModelResponse", usage: Usage | None) -> Reply:
+    """Say what a provider answered, and what that used. What a model thought before it spoke is left out."""
     from pydantic_ai.messages import TextPart, ToolCallPart
 
     parts: list[Text | ToolCall] = []
@@ -183,7 +182,7 @@ def answer(response: "ModelResponse") -> Reply:
     refusal = (response.provider_details or {}).get("refusal")
     if not parts and isinstance(refusal, str):
         parts.append(_words(refusal))
-    return Reply(tuple(parts), _stop(response, parts), reported(response.usage))
+    return Reply(tuple(parts), _stop(response, parts), usage)
 
 
 def _words(text: str) -> Text:
@@ -206,41 +205,6 @@ def _stop(response: "ModelResponse", parts: Sequence[Text | ToolCall]) -> Stop:
             return "refused"
         case "stop" | "tool_call" | "error" | None:
             return "calls" if any(isinstance(part, ToolCall) for part in parts) else "end"
-
-
-def reported(usage: "RequestUsage", at_least: int = 0) -> Usage | None:
-    """Read what a provider says was used; a report that is missing or contradicts itself is none.
-
-    `at_least` is how much output came: a stream's first report is made before its output is.
-    """
-    if usage.unmeasured_requests or not (usage.input_tokens or usage.output_tokens):
-        return None
-    counts = {
-        "input_tokens": usage.input_tokens,
-        "output_tokens": max(usage.output_tokens, at_least),
-        "cache_read_tokens": usage.cache_read_tokens,
-        "cache_write_tokens": usage.cache_write_tokens,
-    }
-    try:
-        return msgspec.convert(counts, Usage)
-    except (msgspec.ValidationError, TypeError):
-        return None
-
-
-def output_bound(response: "ModelResponse") -> int:
-    """Bound from above the tokens of what has come so far: no token is smaller than a byte."""
-    from pydantic_ai.messages import TextPart, ThinkingPart, ToolCallPart
-
-    said = 0
-    for part in response.parts:
-        match part:
-            case TextPart(content=content) | ThinkingPart(content=content):
-                said += len(to_body(content))
-            case ToolCallPart():
-                said += len(to_body(part.tool_name)) + len(to_body(part.args_as_json_str()))
-            case _:
-                pass
-    return said
 
 
 def words_of(event: "ModelResponseStreamEvent") -> str:

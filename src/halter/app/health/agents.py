@@ -147,7 +147,8 @@ def _model(name: str, agent: "Written", environ: Mapping[str, str]) -> Check:
     if isinstance(price, Unpriced):
         return problem(name, price.sentence)
     key_told = f"its key is set ({', '.join(used)})" if used else "needs no key"
-    return fine(name, f"{name} has a price, and {key_told}.")
+    cost_told = "has a price" if price.bound(1, 1, 0) else "is free"
+    return fine(name, f"{name} {cost_told}, and {key_told}.")
 
 
 def _secrets(agent: "Written", environ: Mapping[str, str]) -> Check | None:
