@@ -19,6 +19,7 @@ from halter.testing.postgres import throwaway_cluster
 
 FEW = {
     "race": 1,
+    "billing": 1,
     "kill": 6,
     "powercut": 300,
     "tamper": 1,

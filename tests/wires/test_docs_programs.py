@@ -64,7 +64,7 @@ async def test_the_first_example_of_all_does_what_it_says(provider: Any, tmp_pat
         reply(provider)
         provider.then()
     said = await ran(FIRST[1], tmp_path, f"http://127.0.0.1:{provider.port}")
-    assert said == "Yes, it rains. 0\n", "a model on this machine is free"
+    assert said == "Yes, it rains. 0.000984\n", "a model that a server on this machine passes on costs its price"
 
 
 async def test_an_agent_can_be_tested_without_a_provider(tmp_path: Path) -> None:

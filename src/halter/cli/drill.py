@@ -96,6 +96,8 @@ def _run(name: str, setting: "Setting", console: Console) -> Generator[Done]:
 
     kind = kind_of(setting.store)
     wanted = [find(each) for each in (DRILLS if name == ALL else (name,))]
+    if name == ALL:
+        wanted = list(_possible(wanted, console))
     # One that runs on PostgreSQL only brings a server of its own, if no store is named.
     bringing = [each for each in wanted if setting.store is None and kind not in each.stores]
     fitting = [each for each in wanted if kind in each.stores]
@@ -114,6 +116,15 @@ def _run(name: str, setting: "Setting", console: Console) -> Generator[Done]:
     if bringing:
         with _set_up():
             yield from _on(bringing, setting, console, places)
+
+
+def _possible(wanted: Sequence["Drill"], console: Console) -> Iterator["Drill"]:
+    """Leave out of all drills those for which something is not installed, and say so."""
+    for each in wanted:
+        if lacking := each.lacking():
+            console.print(f"{each.name} is left out. {lacking}", markup=False)
+        else:
+            yield each
 
 
 @contextmanager

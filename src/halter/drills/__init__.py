@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
 DRILLS: Final = (
     "race",
+    "billing",
     "kill",
     "powercut",
     "tamper",

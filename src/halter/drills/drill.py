@@ -83,14 +83,22 @@ def result(drill: str, store: str, cases: int, violations: Sequence[str], counts
     return Result(drill, store, cases, len(violations), detail)
 
 
+def _lacking_nothing() -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """A proof of one promise. With `Setting.teeth` it must find violations, or it proves nothing."""
+    """A proof of one promise. With `Setting.teeth` it must find violations, or it proves nothing.
+
+    `lacking` says what it needs beside Halter itself that is not installed.
+    """
 
     name: str
     proves: str
     run: Callable[[Setting], Result]
     stores: tuple[StoreKind, ...] = ("sqlite", "postgresql")
+    lacking: Callable[[], str] = _lacking_nothing
 
 
 @dataclass(frozen=True, slots=True)
