@@ -124,6 +124,7 @@ def _named(agent: "Written") -> Iterator[str]:
     mind = agent.read.mind
     yield from (name for name in (mind.model, *mind.fallback_models, *mind.model_for.values()) if name)
     yield from agent.read.pacing.models()
+    yield from agent.read.tasks.review.judges
 
 
 def _model(name: str, agent: "Written", environ: Mapping[str, str]) -> Check:
