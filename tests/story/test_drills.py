@@ -31,6 +31,7 @@ FEW = {
     "authority": 1,
 }
 BITES = {
+    "billing": r"was billed, and .+ is recorded",
     "race": r"\(call_started\) brings .+ to \d+ of \d+",
     "kill": r"was acknowledged and is lost",
     "powercut": r"has lost \d+ acknowledged commits?",

@@ -17,7 +17,7 @@ from halter.core.errors import ContextOverflow, ModelError, ModelRejected, Model
 from halter.core.tools import Permit
 from halter.core.usage import Usage
 from halter.models.wire import Wire
-from halter.models.wire_clients import Terms
+from halter.models.wire_exchange import Terms
 
 
 async def failed(desk: Any, model: Any = None) -> ModelError:

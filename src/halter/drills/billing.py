@@ -8,7 +8,7 @@ import asyncio
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -16,11 +16,10 @@ from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, ModelError
 from halter.core.here import on_this_machine
 from halter.core.ids import WorkerId
-from halter.core.messages import Hear, Prompt, Reply, StreamChunk, user
+from halter.core.messages import Prompt, Reply, StreamChunk, user
 from halter.core.mind import WireFormat
 from halter.core.money import DOLLAR, shown
 from halter.core.ports import Lease
-from halter.core.tools import Permit
 from halter.core.usage import FREE, ModelName, Price, Rates, Unpriced
 from halter.drills.agents import NO_SECRETS, begun, policy_of, standing_of
 from halter.drills.biller import PRICE, Act, Case, Reports, biller, events
@@ -34,6 +33,7 @@ from halter.guard.request import TIMEOUT, Request
 from halter.models.prices import Prices, stated
 from halter.models.providers import is_installed
 from halter.models.wire import Wire
+from halter.models.wire_exchange import Exchange
 
 WIRES: Final[tuple[WireFormat, ...]] = get_args(WireFormat)
 STATUSES: Final = (400, 401, 429, 500, 503, 529)
@@ -71,10 +71,14 @@ class ByAddress(Prices):
 class Trusting(Wire):
     """A wire that takes any report for the final one."""
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
-        """Ask as usual."""
+    def _failed(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
+        made = super()._failed(seen, error, begun=begun)
+        made.final = True
+        return made
+
+    def _finished(self, response: Any, seen: Exchange, *, streamed: bool) -> Reply:
         try:
-            return await super().ask(prompt, permit, hear)
+            return super()._finished(response, seen, streamed=streamed)
         except ModelError as error:
             error.final = True
             raise

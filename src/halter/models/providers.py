@@ -20,7 +20,7 @@ from halter.core.text import listed, shorten
 from halter.core.usage import ModelName
 from halter.models.prices import window
 from halter.models.wire import Wire
-from halter.models.wire_clients import Terms
+from halter.models.wire_exchange import Terms
 
 Key = Callable[[str], str | None]
 """Looks a secret or a variable of the environment up by its name."""

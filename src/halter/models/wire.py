@@ -14,8 +14,9 @@ from halter.core.messages import Hear, Prompt, Reply
 from halter.core.mind import WireFormat
 from halter.core.tools import Locked, Permit
 from halter.core.usage import ModelName, Usage
-from halter.models.wire_clients import USUAL_TERMS, Connection, Exchange, Terms, connect, exchange, settings
+from halter.models.wire_clients import Connection, connect, settings
 from halter.models.wire_errors import cut, failure, failures
+from halter.models.wire_exchange import USUAL_TERMS, Exchange, Terms, exchange
 from halter.models.wire_messages import Definitions, answer, history, joiner, words_of
 
 if TYPE_CHECKING:

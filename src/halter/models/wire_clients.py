@@ -8,9 +8,7 @@
 - It does not go on with an answer by itself: that would be a second request that nobody has held money for.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +16,8 @@ import msgspec
 
 from halter.core.here import on_this_machine
 from halter.core.mind import WireFormat
-from halter.core.usage import ModelName, Usage
+from halter.core.usage import ModelName
+from halter.models.wire_exchange import Terms, current_exchange
 from halter.models.wire_usage import Meter
 
 if TYPE_CHECKING:
@@ -30,78 +29,13 @@ if TYPE_CHECKING:
 NO_KEY: Final = "no-key"
 """What is sent where no key is needed: the SDKs insist on one, and look for it in the environment otherwise."""
 
-LARGEST: Final = 32 * 1024 * 1024
-"""How many bytes of one answer are read: far more than the longest has, each of its tokens in an event of its own."""
-
-CONNECTING: Final = 30.0
-"""For so many seconds a connection may take to come about, its encryption included."""
-
 _OWN_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt-")
 _SENDING: Final = ".send_request_headers.started"
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """What holds for every request to a provider.
-
-    If it `bills_errors`, an answer with an error status counts as paid. No answer of more than `largest` bytes is read,
-    and no connection is waited for longer than `connecting` seconds.
-    """
-
-    bills_errors: bool = False
-    largest: int = LARGEST
-    connecting: float = CONNECTING
-
-
-USUAL_TERMS: Final = Terms()
-
-
-class Exchange:
-    """One request and its answer, as far as they have come over the wire."""
-
-    def __init__(self) -> None:
-        self.sent = False
-        self._opened: list[httpx2.Response] = []
-        self._meter: Meter | None = None
-
-    @property
-    def usage(self) -> Usage | None:
-        """What was reported so far."""
-        return None if self._meter is None else self._meter.usage
-
-    @property
-    def final(self) -> bool:
-        """Whether what was reported is the final report."""
-        return self._meter is not None and self._meter.final
-
-    def answered(self, response: "httpx2.Response", meter: Meter) -> None:
-        """Note that an answer begins."""
-        self._opened.append(response)
-        self._meter = meter
-
-    async def aclose(self) -> None:
-        """Let go of what was answered."""
-        for response in self._opened:
-            await response.aclose()
-
-
-_exchange: ContextVar[Exchange] = ContextVar("_exchange")
-
-
-@asynccontextmanager
-async def exchange() -> AsyncGenerator[Exchange]:
-    """See to it that nothing which is answered inside stays open: some SDKs leave a cancelled stream to chance."""
-    made = Exchange()
-    mark = _exchange.set(made)
-    try:
-        yield made
-    finally:
-        _exchange.reset(mark)
-        await made.aclose()
-
-
 async def _note_request(connecting: float, request: "httpx2.Request") -> None:
     """Watch for the moment at which a request leaves, and bound the time until then."""
-    current = _exchange.get(None)
+    current = current_exchange.get(None)
 
     async def trace(event: str, _: Mapping[str, Any]) -> None:
         if current is not None and event.endswith(_SENDING):
@@ -113,7 +47,7 @@ async def _note_request(connecting: float, request: "httpx2.Request") -> None:
 
 async def _note_response(wire: WireFormat, largest: int, response: "httpx2.Response") -> None:
     meter = Meter(wire)
-    current = _exchange.get(None)
+    current = current_exchange.get(None)
     if current is not None:
         current.answered(response, meter)
     decoder = response._get_content_decoder()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

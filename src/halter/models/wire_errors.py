@@ -24,7 +24,7 @@ from halter.core.usage import ModelName
 if TYPE_CHECKING:
     from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
 
-    from halter.models.wire_clients import Exchange
+    from halter.models.wire_exchange import Exchange
 
 QUOTED: Final = 300
 """How many characters of a provider's own words are kept."""
