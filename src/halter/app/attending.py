@@ -88,7 +88,7 @@ async def attending(
     tasking.running = running
     aware = Awareness(HotState(terms.pacing.fields), app.clock)
     if terms.pacing.fields:
-        aware.hot.restore(await _kept(speaking, row))
+        aware.hot.restore(await _kept(speaking, row, began.follows))
     senses = aware.senses() if terms.pacing.fields or row.kind == "autonomous" else NO_SENSES
     loop = Loop(running, app.clock, thinks, speaking.chance, senses, watching)
     pace = (
@@ -102,14 +102,20 @@ async def attending(
     return Attending(running, loop, conversation, aware, terms)
 
 
-async def _kept(speaking: Speaking, row: SessionRow) -> bytes:
-    """Find the hot state that was kept last: the session's own, or for a chat that of the agent that runs beside it."""
+async def _kept(speaking: Speaking, row: SessionRow, follows: str) -> bytes:
+    """Find the hot state that was kept last: the session's own, or for a chat that of the agent that runs beside it.
+
+    A session that follows another one begins with what that one knew.
+    """
     session = row.session
     if row.kind != "autonomous":
         beside = await autonomous_of(speaking)
         session = beside.session if beside is not None else ""
-    rows = await speaking.store.ask(Query("snapshot", Snapshot, {"session": session}))
-    return rows[0].data if rows else b""
+    for each in (session, follows):
+        rows = await speaking.store.ask(Query("snapshot", Snapshot, {"session": each})) if each else ()
+        if rows:
+            return rows[0].data
+    return b""
 
 
 async def autonomous_of(speaking: Speaking) -> SessionRow | None:

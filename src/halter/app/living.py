@@ -8,7 +8,8 @@ from halter.app.attending import Attending, attending
 from halter.app.playing import go_on_with, plays
 from halter.app.sensors import Sensors, fetchers
 from halter.app.speaking import Speaking
-from halter.app.talking import begin, row_of
+from halter.app.succession import handed_over
+from halter.app.talking import Before, begin, row_of
 from halter.autonomy.resident import Resident, Watched
 from halter.autonomy.restarts import MOST, WITHIN
 from halter.autonomy.upkeep import RESTS
@@ -83,9 +84,16 @@ class Living:
         tool = self.speaking.agent.tools.get(flight.name)
         return TIMEOUT if tool is None else tool.spec.timeout
 
-    async def begin(self, number: int) -> SessionId:
-        """Begin the agent's session of that number; one that was begun before stays as it is."""
-        return await begin(self.speaking, "", "autonomous", f"{self.name}-{number}")
+    async def begin(self, number: int, follows: str = "", because: str = "") -> SessionId:
+        """Begin the agent's session of that number; one that was begun before stays as it is.
+
+        One that `follows` another by itself is told so, and what the other one said last.
+        """
+        session = f"{self.name}-{number}"
+        if not follows:
+            return await begin(self.speaking, "", "autonomous", session)
+        text = await handed_over(self.speaking.store, follows, because)
+        return await begin(self.speaking, text, "autonomous", session, Before(follows, because))
 
     async def attend(
         self,

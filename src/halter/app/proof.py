@@ -25,7 +25,7 @@ TOLD: Final = 50
 
 
 AMOUNTS: Final = ("held_usd", "cost_usd")
-LATER: Final = frozenset({"format"})
+LATER: Final = frozenset({"format", "follows", "because"})
 """What no receipt had before 0.8."""
 
 

@@ -260,7 +260,16 @@ def _caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
 def _badly(found: Gathered) -> Iterable[str]:
     for row in found.sessions:
         if row.ended_at is not None and row.ended_at >= found.since and row.state != "COMPLETED":
-            yield f"{row.session}: {row.state}, {row.terminal_reason}"
+            yield f"{row.session}: {row.state}, {row.terminal_reason}{_followed(row, found.sessions)}"
+
+
+def _followed(row: SessionRow, sessions: Sequence[SessionRow]) -> str:
+    """Name the session that went on where one had used up its cap."""
+    if row.kind != "autonomous" or row.state != "BUDGET_EXCEEDED":
+        return ""
+    later = [one for one in sessions if (one.agent, one.kind) == (row.agent, row.kind)]
+    after = [one for one in later if one.started_at >= (row.ended_at or 0) and one.session != row.session]
+    return f"; {min(after, key=lambda one: one.started_at).session} went on" if after else ""
 
 
 def _needs_you(found: Gathered, waiting: Sequence[Waiting], caps: Sequence[CapLine]) -> Iterable[str]:

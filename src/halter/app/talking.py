@@ -26,12 +26,28 @@ from halter.work.conversation import Came
 NOTHING_SAID: Final = "There is nothing to do: say something to the agent."
 
 
-async def begin(speaking: Speaking, text: str, kind: SessionKind, session: str = "") -> SessionId:
-    """Start a session; what it is given opens its first turn. One that was started before stays as it is."""
+class Before(msgspec.Struct, frozen=True):
+    """The session that one follows by itself, and why."""
+
+    session: str
+    because: str
+
+
+async def begin(
+    speaking: Speaking, text: str, kind: SessionKind, session: str = "", before: Before | None = None
+) -> SessionId:
+    """Start a session; what it is given opens its first turn. One that was started before stays as it is.
+
+    What is handed over from the one `before` it is a model's word: it is not trusted.
+    """
     if kind == "task" and not text.strip():
         raise ConfigError(NOTHING_SAID)
     app = speaking.app
     event, more = await beginning(speaking, kind, session or app.ids.new())
+    if before is not None:
+        event = msgspec.structs.replace(
+            event, follows=before.session, because=before.because, origin="model", trusted=False
+        )
     body = to_body(speaking.gatehouse().redacted(text))
     committed = await speaking.store.commit(life.start(event, *await kept(speaking.store, body), more))
     if kind == "chat" and not committed.repeated:

@@ -51,13 +51,17 @@ async def trigger_row(store: Store, trigger: str) -> TriggerRow | None:
 
 
 class Beginnings(msgspec.Struct, frozen=True):
-    """What a session was begun by. A sub-session has `carved` as its own cap, if something was carved out for it."""
+    """What a session was begun by. A sub-session has `carved` as its own cap, if something was carved out for it.
+
+    `follows` names the session that came before one that began by itself.
+    """
 
     trigger: AnyTrigger | None = None
     documents: tuple[Shelved, ...] = ()
     grants: tuple[str, ...] | None = None
     carved: int | None = None
     salt: str = ""
+    follows: str = ""
 
 
 async def beginnings_of(speaking: Speaking, row: SessionRow) -> Beginnings:
@@ -67,7 +71,8 @@ async def beginnings_of(speaking: Speaking, row: SessionRow) -> Beginnings:
     """
     store = speaking.store
     (first,) = await store.read(session_stream(row.session), 0, 1)
-    return msgspec.structs.replace(await _begun_by(store, row, first), salt=first.hash.hex())
+    follows = first.event.follows if isinstance(first.event, SessionStarted) else ""
+    return msgspec.structs.replace(await _begun_by(store, row, first), salt=first.hash.hex(), follows=follows)
 
 
 async def _begun_by(store: Store, row: SessionRow, first: Stored) -> Beginnings:

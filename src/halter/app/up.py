@@ -21,6 +21,7 @@ from halter.app.notices import Notices
 from halter.app.opened import App
 from halter.app.outbox import Outbox, senders_of
 from halter.app.speaking import Speaking
+from halter.app.succession import used_up
 from halter.app.thinking import models_of
 from halter.app.triggers import Triggers
 from halter.app.working import Drained, Manner, WorkerHands, embedded
@@ -268,9 +269,11 @@ class Up:
         last = next(iter(await self._store.ask(Query("sessions_of", SessionRow, params))), None)
         halts = await self._halts()
         switch = (await self._switches()).get(name)
-        match upkeep(name, switch, last, halts, now, starting=starting):
-            case Begin(number):
-                self._say(name, f"{await living.begin(number)} begins.")
+        capped = await used_up(self._store, living.speaking.agent.policy, last, now)
+        match upkeep(name, switch, last, halts, now, starting=starting, used_up=capped):
+            case Begin(number, follows, because):
+                session = await living.begin(number, follows, because)
+                self._say(name, f"{session} begins: {because}" if because else f"{session} begins.")
                 self._sessions.look()
                 return True
             case Reopen(session, by):

@@ -89,7 +89,10 @@ class Paced:
         if skip is not None:
             await self._loop.skip(skip.stage, skip.sentence)
             return await self._kept(self._sleep_on())
-        opening = news.said or (Text(self._limits.prompt or words.OBSERVE, "config", reason="observe"),)
+        own = (Text(self._limits.prompt or words.OBSERVE, "config", reason="observe"),)
+        # What the session before it left does not stand in for what the agent is there for.
+        follows = self._running.state.follows and not self._loop.turn.number
+        opening = (*news.said, *own) if follows else news.said or own
         hot = Hot(seen.to_bytes(), seen.digest) if self._terms.pacing.fields else None
         return Open((*self._trouble(), *opening), hot, quiet=not (news.pending or changed))
 

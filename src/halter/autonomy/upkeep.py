@@ -1,7 +1,7 @@
 """What has to be done for an agent that is to run by itself: a decision without I/O, looked at again and again.
 
-A session that is over stays over, unless a person's word came later: an agent that spent its budget must not get
-another one because a machine was started again.
+A session that is over stays over, unless a person's word came later. There is one exception: when a session has used up
+its own cap, the next one begins by itself, provided that a cap of an hour, a day or a month still bounds the agent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,9 +18,11 @@ RESTS: frozenset[State] = frozenset(("SLEEPING", "WAITING_FOR_INPUT", "PAUSED"))
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Begin the agent's session of this number."""
+    """Begin the agent's session of this number. If it begins by itself it `follows` another one, and `because` why."""
 
     number: int
+    follows: str = ""
+    because: str = ""
 
 
 class Reopen(msgspec.Struct, frozen=True):
@@ -43,6 +45,21 @@ class Stop(msgspec.Struct, frozen=True):
     by: str
 
 
+class UsedUp(msgspec.Struct, frozen=True):
+    """What is known of a session that its cap has ended.
+
+    `cap` names the cap that it came to as a key of the configuration, with its amount. `turns` counts those that came
+    to their own end. `bounded` says that some cap of an hour, a day or a month applies to the agent now.
+    """
+
+    cap: str
+    key: str
+    turns: int
+    bounded: bool
+    asks: bool = False
+    tokens: bool = False
+
+
 class Nothing(msgspec.Struct, frozen=True):
     """Let it be. The sentence says why the agent does not run, if it does not; `until` when that may change."""
 
@@ -61,8 +78,12 @@ def upkeep(
     now: int,
     *,
     starting: bool = False,
+    used_up: UsedUp | None = None,
 ) -> Upkeep:
-    """Decide by the agent's switch, its newest session and the halts. `starting` is the first look of a process."""
+    """Decide by the agent's switch, its newest session and the halts.
+
+    `starting` is the first look of a process. `used_up` is given where the newest session was ended by its cap.
+    """
     if last is not None and (newer := left_to_newer(last)):
         return Nothing(newer)
     if last is not None and last.ended_at is None:
@@ -78,7 +99,33 @@ def upkeep(
         return Begin(_number(agent, last) + 1)
     if switch.at >= _stopped_at(last, halts):
         return Begin(_number(agent, last) + 1)
+    if used_up is not None and last.state == "BUDGET_EXCEEDED":
+        return _after_its_cap(agent, last, used_up)
     return _of_one_that_is_over(agent, last, halts, now)
+
+
+def _after_its_cap(agent: str, last: SessionRow, used_up: UsedUp) -> Upkeep:
+    """Begin the next session where other caps bound the agent; else a person must say so, and is told what to change.
+
+    A session cap that renews itself with no other cap beside it would be no cap at all. One that does not last for a
+    single turn would end one session after the other.
+    """
+    again = f"`halter on {agent}` begins the next session."
+    if used_up.asks:
+        return Nothing(f"{last.session} has used up {used_up.cap}, and nobody agreed to more. {again}")
+    if used_up.tokens:
+        return Nothing(f"{last.session} has used up {used_up.cap}, which no cap on money bounds. {again}")
+    if not used_up.turns:
+        return Nothing(
+            f"{last.session} came to {used_up.cap} before a single turn was done, so it is not begun anew: raise "
+            f"`{used_up.key}`. Then {again}"
+        )
+    if not used_up.bounded:
+        return Nothing(
+            f"{last.session} has used up {used_up.cap}, and no cap of an hour, a day or a month bounds what the next "
+            f"sessions would spend: write `max_cost_usd_per_day`, or say so each time. {again}"
+        )
+    return Begin(_number(agent, last) + 1, last.session, f"{last.session} has used up {used_up.cap}.")
 
 
 def _stopped_at(last: SessionRow, halts: Mapping[str, HaltRow]) -> int:

@@ -76,7 +76,8 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     """A session came to be; its body is the task it was given.
 
     A sub-session that is `bound` has what was carved out of its parent's cap as its own cap. `folder` is the digest of
-    the agent's folder as it was then; `grants` are the tools that a sub-session may use at most.
+    the agent's folder as it was then; `grants` are the tools that a sub-session may use at most. A session that began
+    by itself after another one `follows` that one, and `because` says why; its body is what the other one said last.
     """
 
     KIND: ClassVar[str] = "session_started"
@@ -95,6 +96,8 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     bound: bool = False
     folder: str = ""
     grants: tuple[str, ...] | None = None
+    follows: str = ""
+    because: str = ""
 
 
 class SessionWoken(Event, frozen=True, kw_only=True):

@@ -67,7 +67,8 @@ def _legs(caps: Caps, spender: Spender, quarter: int, usd: int, tokens: int) -> 
     counted = [Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens)] if tokens else []
     if tokens and caps.tokens_per_hour is not None:
         hour = window_at("hour", quarter * QUARTER)
-        counted.append(Leg(f"session:{spender.session}", hour, "tokens", caps.tokens_per_hour, tokens))
+        # It is the agent's: a session that follows another one in the same hour goes on with what is left.
+        counted.append(Leg(f"agent:{spender.agent}", hour, "tokens", caps.tokens_per_hour, tokens))
     return (*money, *counted)
 
 

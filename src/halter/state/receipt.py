@@ -89,6 +89,8 @@ class Receipt(msgspec.Struct, frozen=True):
     trusted: bool = True
     trigger: str = ""
     parent: str = ""
+    follows: str = ""
+    because: str = ""
     definition: str = ""
     folder: str = ""
     state: State = "RUNNING"
@@ -315,6 +317,8 @@ def _started(made: Receipt, at: int, event: SessionStarted) -> Receipt:
         trusted=event.trusted,
         trigger=event.trigger,
         parent=event.parent,
+        follows=event.follows,
+        because=event.because,
         definition=event.definition,
         folder=event.folder,
         started_at=at,

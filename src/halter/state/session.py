@@ -101,6 +101,7 @@ class Session(msgspec.Struct, frozen=True):
     kind: SessionKind = "task"
     trigger: str = ""
     parent: str = ""
+    follows: str = ""
     state: State = "RUNNING"
     terminal_reason: str = ""
     started_at: int = 0
@@ -164,6 +165,7 @@ def fold(session: Session, stored: Stored) -> Session:
                 kind=event.kind,
                 trigger=event.trigger,
                 parent=event.parent,
+                follows=event.follows,
                 started_at=stored.at,
             )
         case SessionWoken():

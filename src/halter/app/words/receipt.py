@@ -37,6 +37,7 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
         ("started by", f"{made.started_by} ({made.origin}, {_trust(trusted=made.trusted)})"),
         ("trigger", made.trigger),
         ("part of", made.parent),
+        ("follows", f"{made.follows}: {made.because}" if made.follows else ""),
         ("state", f"{made.state} {made.terminal_reason}".strip()),
         ("began, ended", f"{written(made.started_at)}, {ended}"),
         ("cost", f"{shown_usd(made.cost_usd)} of {shown_usd(made.held_usd)} held{_by_purpose(made)}"),

@@ -123,7 +123,8 @@ def _told(event: AnyEvent | Unknown) -> str:
 def _of_a_life(event: SessionStarted | SessionWoken | SessionParked | SessionEnded | WakePosted) -> str:
     match event:
         case SessionStarted():
-            return f"{event.agent} ({event.kind}), by {event.started_by}"
+            after = f", after {event.follows}: {event.because}" if event.follows else ""
+            return f"{event.agent} ({event.kind}), by {event.started_by}{after}"
         case SessionWoken():
             return f"by {event.cause}"
         case SessionParked():

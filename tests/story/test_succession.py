@@ -1,0 +1,181 @@
+"""A session cap ends a session, and not its agent: the next one begins by itself within the other caps."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from halter.app.desk import Desk, Who, looking
+from halter.app.up import turn_off, turn_on
+from halter.core.clock import DAY, HOUR, MINUTE
+from halter.core.events import SessionStarted, TurnStarted
+from halter.core.messages import Message
+from halter.core.money import usd
+from halter.core.ports import Query, Stored
+from halter.core.rows import SessionRow, SpendRow
+from halter.guard.halts import halt, resume
+from halter.state.receipt import receipt
+from halter.testing.world import World
+from tests.story.autonomous import Fleet
+
+PRICES = "models: {scripted:script: {price: {input: 1, output: 200}}}\n"
+NAP = """\
+- text: I looked.
+  calls: [{tool: yield, arguments: {mode: sleep, sleep: 10m}}]
+  usage: {input_tokens: 400, output_tokens: 240}
+"""
+LAST = """\
+- when: The budget is used up
+  text: The cellar is still to be looked at.
+  usage: {input_tokens: 400, output_tokens: 100}
+"""
+WATCH = (
+    "model: scripted\nscript: script.yaml\nautonomy: {{enabled: true, prompt: Look around.}}\nlimits: {{{limits}}}\n"
+)
+README = "max_cost_usd: 0.50, max_cost_usd_per_day: 3, max_output_tokens: 256"
+"""The caps of the README's example."""
+
+
+def agent(fleet: Fleet, limits: str = README, script: str = "", more: str = "") -> Path:
+    text = WATCH.format(limits=limits)
+    return fleet.agent("watch", text + more, script_yaml=script or LAST * 60 + NAP * 400)
+
+
+async def spent(fleet: Fleet) -> list[SpendRow]:
+    return list(await fleet.world.journal.ask(Query("all_spends", SpendRow)))
+
+
+async def rows(fleet: Fleet) -> list[SessionRow]:
+    return sorted(await fleet.sessions("watch"), key=lambda row: row.started_at)
+
+
+def first_words(events: list[Stored]) -> Message:
+    opened = next(stored for stored in events if isinstance(stored.event, TurnStarted))
+    return msgspec.json.decode(opened.body or b"", type=Message)
+
+
+async def test_an_agent_whose_session_cap_is_used_up_goes_on_within_its_other_caps(
+    world: World, tmp_path: Path
+) -> None:
+    fleet = Fleet(world, tmp_path, PRICES, sturdy=True)
+    fleet.start(agent(fleet))
+    await world.advance(2 * DAY)
+    found = await rows(fleet)
+    *over, last = found
+    assert len(over) >= 6
+    assert {(row.state, row.terminal_reason) for row in over} == {("BUDGET_EXCEEDED", "cost_cap_reached")}
+    assert last.ended_at is None
+    # One at a time, each begun when the one before it was over.
+    for before, after in pairwise(found):
+        assert before.ended_at is not None
+        assert before.ended_at <= after.started_at
+    for row in found:
+        assert receipt(await fleet.events(row.session)).cost_usd <= usd(500_000)
+    by_day: dict[int, int] = {}
+    for each in await spent(fleet):
+        by_day[each.at // DAY] = by_day.get(each.at // DAY, 0) + each.usd
+    assert all(2_000_000 < amount <= 3_000_000 for amount in list(by_day.values())[:2])
+
+
+async def test_the_next_session_says_whom_it_follows_and_why_and_knows_its_last_words(
+    world: World, tmp_path: Path
+) -> None:
+    fleet = Fleet(world, tmp_path, PRICES)
+    fleet.start(agent(fleet))
+    await world.advance(3 * HOUR)
+    events = await fleet.events("watch-2")
+    (began,) = [stored.event for stored in events if isinstance(stored.event, SessionStarted)]
+    assert (began.follows, began.because) == ("watch-1", "watch-1 has used up its cap of $0.50.")
+    handed, prompt = first_words(events).parts
+    assert "The cellar is still to be looked at." in handed.text
+    assert "You go on where the session watch-1 stopped." in handed.text
+    assert (handed.origin, handed.trusted) == ("model", False)
+    assert prompt.text == "Look around."
+    made = receipt(events)
+    assert (made.follows, made.because) == ("watch-1", "watch-1 has used up its cap of $0.50.")
+    told = await looking.report(Desk(fleet.app, Who("ada", "admin", ())), 0)
+    assert any(line.startswith("watch-1: BUDGET_EXCEEDED") and "watch-2 went on" in line for line in told.ended_badly)
+    assert ("watch", "watch-2 begins: watch-1 has used up its cap of $0.50.") in fleet.told
+
+
+NONE = "max_cost_usd: 0.50, max_cost_usd_per_day: none, max_output_tokens: 256"
+
+
+async def test_without_a_cap_of_a_window_the_session_cap_is_the_only_one_and_a_person_is_waited_for(
+    world: World, tmp_path: Path
+) -> None:
+    fleet = Fleet(world, tmp_path, f"{PRICES}limits: {{max_cost_usd_per_day: none}}\n")
+    fleet.start(agent(fleet, NONE))
+    await world.advance(DAY)
+    (row,) = await rows(fleet)
+    assert (row.state, row.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
+    assert any("no cap of an hour, a day or a month bounds" in sentence for _, sentence in fleet.told)
+    await turn_on(fleet.app, "watch")
+    await world.advance(MINUTE)
+    assert len(await rows(fleet)) == 2
+
+
+@pytest.mark.parametrize("on_cap", ["stop", "wrap_up"])
+async def test_a_cap_that_does_not_last_for_a_turn_is_not_begun_again_and_again(
+    world: World, tmp_path: Path, on_cap: str
+) -> None:
+    fleet = Fleet(world, tmp_path, PRICES)
+    folder = agent(fleet, f"max_cost_usd: 0.01, on_cap: {on_cap}")
+    for _ in range(2):
+        fleet.start(folder)
+        await world.advance(HOUR)
+        await world.restart()
+    (row,) = await rows(fleet)
+    assert row.state == "BUDGET_EXCEEDED"
+    assert any("its cap of $0.01 before a single turn was done" in told and "raise `max_cost_usd`" in told
+               for _, told in fleet.told)  # fmt: skip
+
+
+async def test_who_asks_at_its_cap_is_not_begun_anew_when_nobody_agrees(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path, PRICES)
+    fleet.start(agent(fleet, f"{README}, on_cap: ask"))
+    await world.advance(3 * HOUR)
+    (row,) = await rows(fleet)
+    assert row.state == "WAITING_FOR_BUDGET"
+    await world.advance(2 * DAY)
+    (row,) = await rows(fleet)
+    assert row.state == "BUDGET_EXCEEDED"
+    assert any("nobody agreed to more" in sentence for _, sentence in fleet.told)
+
+
+@pytest.mark.parametrize("stops", ["off", "halt"])
+async def test_an_agent_that_is_off_or_halted_is_not_begun_anew(world: World, tmp_path: Path, stops: str) -> None:
+    fleet = Fleet(world, tmp_path, PRICES)
+    folder = agent(fleet)
+    fleet.start(folder)
+    while not (await rows(fleet))[-1:] or (await rows(fleet))[-1].ended_at is None:
+        await world.advance(MINUTE)
+        if len(await rows(fleet)) > 1:
+            break
+    count = len(await rows(fleet))
+    if stops == "off":
+        await turn_off(fleet.app, "watch")
+    else:
+        await world.store.commit(halt("agent:watch", "ada", "stop"))
+    await world.advance(6 * HOUR)
+    assert len(await rows(fleet)) == count
+    if stops == "halt":
+        await world.store.commit(resume("agent:watch", "ada", "go", 0))
+        await world.advance(6 * HOUR)
+        assert len(await rows(fleet)) > count
+
+
+async def test_where_the_day_is_used_up_too_the_next_session_sleeps_until_the_day_is_over(
+    world: World, tmp_path: Path
+) -> None:
+    fleet = Fleet(world, tmp_path, PRICES, sturdy=True)
+    fleet.start(agent(fleet, "max_cost_usd: 0.50, max_cost_usd_per_day: 0.60, max_output_tokens: 256"))
+    await world.advance(DAY - HOUR)
+    asleep = (await rows(fleet))[-1]
+    assert (asleep.state, asleep.ended_at) == ("SLEEPING", None)
+    assert asleep.session == "watch-2"
+    before = sum(each.usd for each in await spent(fleet))
+    assert before <= 600_000
+    await world.advance(2 * HOUR)
+    assert before < sum(each.usd for each in await spent(fleet)) <= 1_200_000
