@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
-from halter.autonomy.upkeep import RESTS, Attend, Begin, Nothing, Reopen, Stop, Upkeep, upkeep
+from halter.autonomy.upkeep import RESTS, Attend, Begin, Nothing, Reopen, Stop, Upkeep, UsedUp, upkeep
 from halter.core.clock import MINUTE
 from halter.core.rows import AgentRow, HaltRow, SessionRow
 from halter.core.vocabulary import ENDS, State
@@ -143,3 +144,41 @@ def test_sessions_are_let_go_in_their_turn() -> None:
     waits = decided(ON, session("HALTED"), [lifted], now=due - 1)
     assert waits == Nothing("fleet was resumed by bob; watch-3 goes on in its turn.", due)
     assert decided(ON, session("HALTED"), [lifted], now=due) == Reopen("watch-3", "bob")
+
+
+ENDED = session("BUDGET_EXCEEDED", terminal_reason="cost_cap_reached")
+FITS = UsedUp("its cap of $0.50", "max_cost_usd", turns=3, bounded=True)
+
+
+@pytest.mark.parametrize("starting", [True, False])
+def test_after_its_cap_the_next_session_begins_by_itself_and_says_why(*, starting: bool) -> None:
+    answer = upkeep("watch", ON, ENDED, {}, NOW, starting=starting, used_up=FITS)
+    assert answer == Begin(4, "watch-3", "watch-3 has used up its cap of $0.50.")
+
+
+@pytest.mark.parametrize(
+    ("known", "sentence"),
+    [
+        ({"turns": 0}, "before a single turn was done, so it is not begun anew: raise `max_cost_usd`."),
+        ({"bounded": False}, "no cap of an hour, a day or a month bounds what the next sessions would spend"),
+        ({"asks": True}, "and nobody agreed to more."),
+        ({"tokens": True}, "which no cap on money bounds."),
+    ],
+)
+def test_where_no_other_cap_holds_or_none_lasts_a_person_is_waited_for(known: dict[str, Any], sentence: str) -> None:
+    answer = upkeep("watch", ON, ENDED, {}, NOW, used_up=msgspec.structs.replace(FITS, **known))
+    assert isinstance(answer, Nothing)
+    assert sentence in answer.sentence
+    assert "`halter on watch` begins the next session." in answer.sentence
+
+
+@pytest.mark.parametrize("scope", ["fleet", "agent:watch"])
+def test_after_its_cap_nothing_begins_that_is_halted_or_off(scope: str) -> None:
+    assert isinstance(upkeep("watch", ON, ENDED, {scope: halt(scope)}, NOW, used_up=FITS), Nothing)
+    assert upkeep("watch", OFF, ENDED, {}, NOW, used_up=FITS) == OFF_SENTENCE
+    assert upkeep("watch", None, ENDED, {}, NOW, used_up=FITS) == OFF_SENTENCE
+
+
+def test_a_person_who_switches_it_on_begins_the_next_session_in_any_case() -> None:
+    poor = msgspec.structs.replace(FITS, turns=0, bounded=False)
+    assert upkeep("watch", AGAIN, ENDED, {}, NOW, used_up=poor) == Begin(4)
