@@ -1,9 +1,13 @@
 """Secrets are taken out of text in one place. All keys here are put together from parts and open nothing."""
 
 import base64
+import html
 import json
+import quopri
 import random
+import shlex
 import string
+import struct
 from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
@@ -188,6 +192,42 @@ SPELLINGS = {
     "hex": lambda value: value.encode().hex(),
     "upper hex": lambda value: value.encode().hex().upper(),
     "separated hex": lambda value: value.encode().hex(":"),
+    "hex of a program": lambda value: ", ".join(f"0x{byte:02x}" for byte in value.encode()),
+    "url twice": lambda value: quote(quote(value, safe=""), safe=""),
+    "url three times": lambda value: quote(quote(quote(value, safe=""), safe=""), safe=""),
+    "entities": html.escape,
+    "entities of entities": lambda value: html.escape(html.escape(value)),
+    "decimal entities": lambda value: "".join(f"&#{ord(letter)};" for letter in value),
+    "hex entities": lambda value: "".join(f"&#x{ord(letter):04X};" for letter in value),
+    "unicode escapes": lambda value: json.dumps("".join(chr(ord(letter)) for letter in value)),
+    "escapes of all": lambda value: "".join(
+        f"\\u{unit:04x}"
+        for unit in struct.unpack(f"<{len(value.encode('utf-16-le')) // 2}H", value.encode("utf-16-le"))
+    ),
+    "long escapes": lambda value: "".join(f"\\U{ord(letter):08x}" for letter in value),
+    "braced escapes": lambda value: "".join(f"\\u{{{ord(letter):x}}}" for letter in value),
+    "escaped bytes": lambda value: "".join(f"\\x{byte:02x}" for byte in value.encode()),
+    "octal": lambda value: "".join(f"\\{byte:03o}" for byte in value.encode()),
+    "quoted-printable": lambda value: quopri.encodestring(value.encode()).decode(),
+    "shell": shlex.quote,
+    "escaped for a shell": lambda value: "".join(f"\\{letter}" if letter in "$!&*() " else letter for letter in value),
+    "reversed": lambda value: value[::-1],
+    "base32": lambda value: base64.b32encode(value.encode()).decode(),
+    "small base32": lambda value: base64.b32encode(value.encode()).decode().lower().rstrip("="),
+    "base64 of two bytes a letter": lambda value: base64.b64encode(value.encode("utf-16-le")).decode(),
+    "base64 of two bytes in the other order": lambda value: base64.b64encode(value.encode("utf-16-be")).decode(),
+    "base64 with the mark of its order": lambda value: base64.b64encode(value.encode("utf-16")).decode(),
+    "base64 in a URL": lambda value: quote(base64.b64encode(value.encode()).decode(), safe=""),
+    "wrapped base64": lambda value: base64.encodebytes(f"{'x' * 50}{value}".encode()).decode(),
+    "escaped wrapped base64": lambda value: json.dumps(base64.encodebytes(f"{'x' * 40}{value}".encode()).decode()),
+}
+ONE_BYTE = {
+    "capitals": str.upper,
+    "small letters": str.lower,
+    "a NUL after each": "\0".join,
+    "an escaped NUL after each": lambda value: json.dumps("\0".join(value)),
+    "wrapped": lambda value: "\n".join(value[at : at + 5] for at in range(0, len(value), 5)),
+    "hex of two bytes a letter": lambda value: value.encode("utf-16-le").hex(),
 }
 
 
@@ -200,6 +240,34 @@ def test_a_known_value_is_hidden_in_every_spelling(spelling: str, value: str) ->
     redacted = Redactor({"MINE": value}).redact(f"<<{spelled}>>")
     assert "[redacted:MINE]" in redacted
     assert spelled.strip('"\\') not in redacted
+
+
+@pytest.mark.parametrize("spelling", ONE_BYTE)
+@given(value=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=40))
+@settings(max_examples=30, deadline=None)
+def test_a_known_value_of_plain_letters_is_hidden_however_it_is_cased_widened_or_wrapped(
+    spelling: str, value: str
+) -> None:
+    spelled = ONE_BYTE[spelling](value)
+    assume(spelled.strip('"\\') not in "[redacted:MINE]")
+    redacted = Redactor({"MINE": value}).redact(f"<<{spelled}>>")
+    assert "[redacted:MINE]" in redacted
+    assert spelled.strip('"\\') not in redacted
+
+
+@pytest.mark.parametrize("size", [8, 9, 10, 41, 255, 700])
+def test_nothing_of_a_known_value_is_left_in_any_spelling(size: int) -> None:
+    value = letters(size, string.ascii_letters + string.digits + "+/ $&'")
+    redactor = Redactor({"MINE": value})
+    for name, spell in {**SPELLINGS, **ONE_BYTE}.items():
+        for padding in ("", "ab", "abcd"):
+            clean = spell(f"{padding}{'|' * len(padding)}{' ' * size}")
+            spelled = spell(f"{padding}{value}")
+            redacted = redactor.redact(spelled).replace("[redacted:MINE]", "")
+            left = {redacted[at : at + 12] for at in range(len(redacted) - 11)}
+            parts = {spelled[at : at + 12] for at in range(len(spelled) - 11)}
+            known = {clean[at : at + 12] for at in range(len(clean) - 11)}
+            assert not (left & parts) - known or len(redacted) <= 80, (name, redacted)
 
 
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])

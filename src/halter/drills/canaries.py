@@ -5,12 +5,15 @@ after what their issuers write about them.
 """
 
 import base64
+import html
 import json
 import random
 import re
+import shlex
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Final
 from urllib.parse import quote
 
@@ -250,9 +253,24 @@ SPELLINGS: Final[Mapping[str, Spell]] = {
     "base64": lambda value: base64.b64encode(value.encode()).decode(),
     "base64 in the middle": lambda value: base64.b64encode(f"a{value}b".encode()).decode(),
     "base64 for URLs": lambda value: base64.urlsafe_b64encode(f"ab{value}".encode()).decode(),
+    "base64 in lines": lambda value: "\n".join(wrap(base64.b64encode(value.encode()).decode(), 24)),
+    "base64 of UTF-16": lambda value: base64.b64encode(value.encode("utf-16")).decode(),
+    "base32": lambda value: base64.b32encode(f"a{value}".encode()).decode(),
     "hex": lambda value: value.encode().hex(),
     "HEX": lambda value: value.encode().hex().upper(),
+    "hex in pairs": lambda value: value.encode().hex(":"),
     "URL-encoded": lambda value: quote(value, safe=""),
+    "URL-encoded twice": lambda value: quote(quote(value, safe=""), safe=""),
+    "percent signs only": lambda value: "".join(f"%{byte:02X}" for byte in value.encode()),
+    "entities": html.escape,
+    "numbered entities": lambda value: "".join(f"&#{ord(letter)};" for letter in value),
+    "escapes": lambda value: "".join(f"\\x{byte:02x}" for byte in value.encode()),
+    "octal": lambda value: "".join(f"\\{byte:03o}" for byte in value.encode()),
+    "capitals": str.upper,
+    "small letters": str.lower,
+    "reversed": lambda value: value[::-1],
+    "UTF-16": "\0".join,
+    "quoted for a shell": shlex.quote,
     "JSON-escaped": lambda value: json.dumps(value)[1:-1],
     "JSON": lambda value: json.dumps({"key": value}, ensure_ascii=False),
     "plain": lambda value: value,
@@ -264,11 +282,21 @@ def spelled(name: str, value: str, spelling: str) -> Canary:
     return Canary(f"The secret {name}", SPELLINGS[spelling](value), (value,))
 
 
+_WHOLE: Final = (
+    *("hex", "HEX", "hex in pairs", "URL-encoded", "URL-encoded twice", "percent signs only", "numbered entities"),
+    *("escapes", "octal", "capitals", "small letters", "reversed", "UTF-16", "JSON-escaped", "plain"),
+)
+"""The spellings of which every part is a part of the secret."""
+
+
 def _spelled(secret: str) -> Iterator[bytes]:
-    data = secret.encode()
-    yield from (data, data.hex().encode(), data.hex().upper().encode(), quote(secret, safe="").encode())
-    yield json.dumps(secret)[1:-1].encode()
+    for name in _WHOLE:
+        yield SPELLINGS[name](secret).encode()
+    data, wide = secret.encode(), secret.encode("utf-16-le")
+    # The characters at both ends share their bits with what stands beside them.
     for shift in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            # The characters at both ends share their bits with what stands beside them.
             yield encode(b"\0" * shift + data)[4 if shift else 0 : (shift + len(data)) // 3 * 4]
+        yield base64.b64encode(b"\0" * shift + wide)[4 if shift else 0 : (shift + len(wide)) // 3 * 4]
+    for shift in range(5):
+        yield base64.b32encode(b"\0" * shift + data)[8 if shift else 0 : (shift + len(data)) // 5 * 8]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, count, islice, zip_longest
+from itertools import chain, count, cycle, islice, zip_longest
 from typing import Any, Final
 
 from halter.drills.agents import PERSON
@@ -81,13 +81,9 @@ class Channel:
 
 
 def leaks(secrets: Mapping[str, str], chance: random.Random) -> list[Leak]:
-    """Let every secret out by every way in every spelling, and in between a key of each family by the usual ways."""
-    known = (
-        Leak(spelled(name, value, spelling), way)
-        for spelling in SPELLINGS
-        for way in WAYS
-        for name, value in secrets.items()
-    )
+    """Let secrets out in turn, by every way in every spelling; in between, a key of each family by the usual ways."""
+    turns = cycle(secrets.items())
+    known = (Leak(spelled(*next(turns), spelling), way) for spelling in SPELLINGS for way in WAYS)
     keys = [key(chance, family, form) for family, form in KEYS]
     made = (Leak(each, way) for way in FEW_WAYS for each in keys)
     return [leak for pair in zip_longest(known, made) for leak in pair if leak is not None]

@@ -22,14 +22,10 @@ class Regex:
 
     def __init__(self, pattern: bytes) -> None:
         re2: Any = import_module("re2._re2").RE2
-        options = re2.Options()
-        options.encoding = re2.Options.Encoding.LATIN1
-        options.max_mem = MEMORY
-        options.never_capture = True
-        options.log_errors = False
-        compiled = re2(pattern, options)
+        compiled = re2(pattern, _options(re2))
         if not compiled.ok():
-            raise ValueError(f"The pattern {pattern!r} cannot be used: {compiled.error()}.")
+            # The pattern itself may be made of a secret.
+            raise ValueError(f"A pattern of {len(pattern)} bytes cannot be used: {compiled.error().decode()}.")
         self._match = compiled.Match
         self._searching = re2.Anchor.UNANCHORED
         self._starting = re2.Anchor.ANCHOR_START
@@ -43,6 +39,32 @@ class Regex:
         """Tell where the match ends that begins at a place, or -1."""
         span: tuple[int, int] = self._match(self._starting, text, start, end)[0]
         return span[1]
+
+
+class RegexSet:
+    """Many patterns, of which it can be told which match where a text begins."""
+
+    __slots__ = ("_set",)
+
+    def __init__(self, patterns: Iterable[bytes]) -> None:
+        module: Any = import_module("re2._re2")
+        self._set = module.Set(module.RE2.Anchor.ANCHOR_START, _options(module.RE2))
+        for pattern in patterns:
+            self._set.Add(pattern)
+        self._set.Compile()
+
+    def match(self, text: bytes) -> list[int]:
+        """Tell the numbers of the patterns that match."""
+        return self._set.Match(text)
+
+
+def _options(re2: Any) -> Any:
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.max_mem = MEMORY
+    options.never_capture = True
+    options.log_errors = False
+    return options
 
 
 @cache

@@ -13,7 +13,8 @@ from halter.core.text import to_body
 from halter.guard.families import FAMILIES
 from halter.guard.family import Candidate, Family
 from halter.guard.linear import Regex, any_of
-from halter.guard.spellings import LONGEST_SPELLING, pieces, spellings
+from halter.guard.live import LiveValues
+from halter.guard.spellings import LONGEST_CHARACTER, LONGEST_SPELLING
 
 _OPENING: Final = b"[redacted:"
 _HEAD: Final = 2
@@ -74,12 +75,10 @@ class Redactor:
 
     def __init__(self, secrets: Mapping[str, str], environment: Mapping[str, str] | None = None) -> None:
         likely = {name: value for name, value in (environment or {}).items() if secret_like(name)}
-        self._known = _known({**likely, **secrets})
+        self._known = LiveValues({**likely, **secrets})
         longest = max((len(value) for value in (*likely.values(), *secrets.values())), default=0)
-        self.spaced = min(12 * longest, LONGEST_SPELLING)
+        self.spaced = min(LONGEST_CHARACTER * longest, LONGEST_SPELLING)
         self._marks = frozenset(_mark(name) for name in (*(family.name for family in FAMILIES), *likely, *secrets))
-        self._each = [(_shown(name), Regex(pattern)) for name, pattern in self._known]
-        self._any = Regex(any_of(pattern for _, pattern in self._known)) if self._known else None
         self._shapes = _shapes()
         self._innocent: set[str] = set()
 
@@ -105,12 +104,11 @@ class Redactor:
     def spans(self, data: bytes) -> list[Span]:
         """Find what is to be hidden, in order, never overlapping, in text encoded by `to_body`."""
         found: list[Span] = []
-        memory: dict[bytes, str] = {}
         for start, end in self._between_marks(data):
             at = start
-            for known in self._live(data, start, end, memory):
+            for known in self._known.find(data, start, end):
                 found.extend(_shaped(self._shapes, data, at, known.start))
-                found.append(known)
+                found.append(Span(known.start, known.end, known.name, known.start))
                 at = known.end
             found.extend(_shaped(self._shapes, data, at, end))
         return found
@@ -126,19 +124,6 @@ class Redactor:
                 start = closed + 1
             opened = data.find(_OPENING, opened + 1)
         yield start, len(data)
-
-    def _live(self, data: bytes, start: int, end: int, memory: dict[bytes, str]) -> Iterator[Span]:
-        while self._any is not None and (match := self._any.search(data, start, end)) is not None:
-            begin, start = match
-            yield Span(begin, start, self._whose(data[begin:start], memory), begin)
-
-    def _whose(self, spelled: bytes, memory: dict[bytes, str]) -> str:
-        name = memory.get(spelled)
-        if name is None:
-            name = next(name for name, regex in self._each if regex.match(spelled, 0, len(spelled)) >= 0)
-            if len(memory) < _MEMORY:
-                memory[spelled] = name
-        return name
 
 
 def hide(data: bytes, spans: Sequence[Span]) -> bytes:
@@ -162,12 +147,6 @@ def _mark(name: str) -> bytes:
 def _shown(name: str) -> str:
     """Keep of a name what a mark can carry."""
     return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else "_" for letter in name)
-
-
-def _known(secrets: Mapping[str, str]) -> list[tuple[str, bytes]]:
-    """Spell out every value, the longest first, so that a value hides others that are parts of it."""
-    parts = {piece: name for name, value in secrets.items() for piece in pieces(value)}
-    return [(parts[piece], spellings(piece)) for piece in sorted(parts, key=lambda piece: (-len(piece), piece))]
 
 
 @cache
