@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from halter.app.opened import App
 from halter.app.pacing import against_pacing
+from halter.app.pins import settle_pins
 from halter.app.protected import Protects, demand_unwritten, hold, of_settings, protected_for, refuses
 from halter.app.shelves import Library
 from halter.config.agent import read_agent
@@ -27,21 +28,15 @@ from halter.config.roots import against_protected, writable
 from halter.config.skills import read_skills
 from halter.config.trust import Code, Trust, data_places, digest_of, loads_from_data
 from halter.core.errors import ConfigError
-from halter.core.events import ToolPinned
-from halter.core.ids import FLEET
 from halter.core.mind import Mind
 from halter.core.playbook import Playbook
-from halter.core.ports import Draft, Query, Write
 from halter.core.protected import Refuses, Writable, unrefused
-from halter.core.rows import PinRow
-from halter.core.servers import Server, quarantined
+from halter.core.servers import Server
 from halter.core.spec import Resolved
 from halter.core.tasks import Skill, Tasks
 from halter.core.text import listed
-from halter.core.tools import Failed, Tool, ToolSpec
-from halter.guard.approvals import Question, ask
+from halter.core.tools import Failed, Tool
 from halter.guard.ask import Standing
-from halter.guard.recovery import WAITS
 from halter.guard.secrets import Secrets, from_environment
 from halter.settings import Settings
 from halter.tools.tool import FunctionTool
@@ -120,7 +115,8 @@ async def assembled(app: App, folder: Path, *, protects: Protects = protected_fo
         hold(tools.values(), protected)
         against_tools(policy, agent, (*(tool.spec for tool in tools.values()), *verb_specs()))
         against_pacing(policy, read.pacing, agent, tools.values())
-        waiting = await _pinned(app, policy.name, [tool.spec for tool in offer.tools])
+        servers = [server.name for server in read_servers(folder / MCP_FILE, app.environ)]
+        waiting = await settle_pins(app, policy.name, servers, [tool.spec for tool in offer.tools])
         yield Assembled(
             policy,
             tools,
@@ -281,37 +277,3 @@ async def _served(app: App, code: Code, policy: Resolved, secrets: Secrets) -> A
 
     async with mcp_tools(servers, Terms(app.clock, app.environ, reveal=reveal, starts=starts)) as offer:
         yield offer
-
-
-async def _pinned(app: App, agent: str, specs: Sequence[ToolSpec]) -> frozenset[str]:
-    """Pin what is seen for the first time, ask about what has changed, and name what waits for a person."""
-    if not specs:
-        return frozenset()
-    pins = {row.tool: row.digest for row in await app.store.ask(Query("all_pins", PinRow)) if row.agent == agent}
-    found = quarantined(specs, pins)
-    for spec in found.usable:
-        if spec.name not in pins:
-            await app.store.commit(_pin(agent, spec))
-    waiting = [*found.changed, *found.new]
-    for spec in waiting:
-        await app.store.commit(ask(_changed(agent, spec)))
-    return frozenset(spec.name for spec in waiting)
-
-
-def _pin(agent: str, spec: ToolSpec) -> Write:
-    event = ToolPinned(agent=agent, tool=spec.name, digest=spec.digest, by="first use")
-    return Write(FLEET, f"pin/{agent}/{spec.name}/first", lambda _: [Draft(event)], [(PinRow, (agent, spec.name))])
-
-
-def _changed(agent: str, spec: ToolSpec) -> Question:
-    """Put a tool before a person that is not what they agreed to, once for each change."""
-    return Question(
-        decision=f"{agent}/{spec.name}/{spec.digest[:16]}",
-        about="changed_tool",
-        subject=spec.name,
-        name=spec.name,
-        digest=spec.digest,
-        expires_in=WAITS,
-        shown=f"{spec.name} of {spec.server} is new or has changed: {spec.description}\n{spec.schema.decode()}",
-        agent=agent,
-    )

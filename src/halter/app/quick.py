@@ -215,6 +215,8 @@ def _about(one: approvals.Open) -> str:
             return f"a higher cap for {one.subject}"
         case "changed_tool":
             return f"{one.name} is new or has changed"
+        case "changed_server":
+            return f"the server {one.name} offers tools that nobody has agreed to"
         case "proposal":
             return f"a {one.name} to be kept"
         case "schedule":

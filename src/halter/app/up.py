@@ -20,6 +20,7 @@ from halter.app.nights import costs
 from halter.app.notices import Notices
 from halter.app.opened import App
 from halter.app.outbox import Outbox, senders_of
+from halter.app.pins import withdraw_questions
 from halter.app.speaking import Speaking
 from halter.app.succession import used_up
 from halter.app.thinking import models_of
@@ -325,6 +326,7 @@ async def turn_off(app: App, agent: str, reason: str = "", by: str = "") -> Sequ
     """Switch an agent off, and stop its session; name what was stopped."""
     sessions = [row.session for row in (*await _open(app, agent), *await open_tasks(app, agent))]
     await app.store.commit(switch_off(agent, sessions, by or app.settings.person, app.ids.new(), reason))
+    await withdraw_questions(app, agent, f"{agent} was switched off: it is asked about when it runs again.")
     return sessions
 
 

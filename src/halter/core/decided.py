@@ -2,7 +2,7 @@
 
 import msgspec
 
-from halter.core.events import DecisionAsked, DecisionMade, RuleMade
+from halter.core.events import DecisionAsked, DecisionMade, DecisionWithdrawn, RuleMade
 from halter.core.place import Known, Place, session_at
 from halter.core.rows import DecisionRow, RuleRow
 
@@ -40,6 +40,12 @@ def decision_made(event: DecisionMade, place: Place, known: Known) -> DecisionRo
         decided_at=place.at,
         decided_seq=place.seq,
     )
+
+
+def decision_withdrawn(event: DecisionWithdrawn, place: Place, known: Known) -> DecisionRow:
+    """It waits for nobody any more. That nobody decided it is told by the missing time."""
+    row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+    return msgspec.structs.replace(row, verdict="withdrawn", decided_seq=place.seq)
 
 
 def _json(words: tuple[str, ...]) -> str:

@@ -340,6 +340,15 @@ class DecisionMade(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class DecisionWithdrawn(Event, frozen=True, kw_only=True):
+    """A question needs no answer any more: what it was about is gone. It stands only where no session asks."""
+
+    KIND: ClassVar[str] = "decision_withdrawn"
+
+    decision: str
+    why: str
+
+
 class RuleMade(Event, frozen=True, kw_only=True):
     """A person said "always": calls of a tool that match are agreed to in their scope, until the rule expires.
 
@@ -439,6 +448,7 @@ OfSessions = (
     | HaltLifted
     | DecisionAsked
     | DecisionMade
+    | DecisionWithdrawn
     | RuleMade
     | RuleEnded
     | ToolPinned

@@ -10,7 +10,7 @@ from typing import Any, Final, cast, get_args
 import msgspec
 
 from halter.core import rates
-from halter.core.decided import decision_asked, decision_made, rule_made
+from halter.core.decided import decision_asked, decision_made, decision_withdrawn, rule_made
 from halter.core.events import (
     AgentSwitched,
     AnyEvent,
@@ -25,6 +25,7 @@ from halter.core.events import (
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    DecisionWithdrawn,
     DocumentRead,
     GuardrailTriggered,
     HaltLifted,
@@ -145,6 +146,8 @@ def _project(event: OfSessions, place: Place, known: Known) -> Iterator[Effect]:
             yield decision_made(event, place, known)
             if session_of(place.stream):
                 yield _session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
+        case DecisionWithdrawn():
+            yield decision_withdrawn(event, place, known)
         case RuleMade():
             yield rule_made(event, place)
         case RuleEnded():

@@ -45,7 +45,9 @@ Audit = Literal["", "arguments", "full"]
 """How much of a call the audit shows: nothing, its arguments, or its result as well."""
 
 RiskLevel = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
-DecisionKind = Literal["approval", "unknown_call", "cap_raise", "changed_tool", "proposal", "schedule"]
+DecisionKind = Literal[
+    "approval", "unknown_call", "cap_raise", "changed_tool", "changed_server", "proposal", "schedule"
+]
 Verdict = Literal["approve", "deny", "edit"]
 RuleScope = Literal["session", "agent", "fleet"]
 TerminalReason = Literal[

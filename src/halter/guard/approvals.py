@@ -15,6 +15,7 @@ from halter.core.events import (
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    DecisionWithdrawn,
     ProposalDecided,
     RuleEnded,
     RuleMade,
@@ -47,6 +48,21 @@ class Planned(msgspec.Struct, frozen=True):
     made: msgspec.Raw
 
 
+class Pin(msgspec.Struct, frozen=True):
+    """A tool as it may be used."""
+
+    tool: str
+    digest: str
+
+
+class ServerChange(msgspec.Struct, frozen=True):
+    """What is new or has changed in a server: what a person is shown, and what is pinned if they say yes."""
+
+    shown: str
+    server: str
+    pins: tuple[Pin, ...]
+
+
 class Open(msgspec.Struct, frozen=True):
     """A decision that waits for somebody, with what they are shown."""
 
@@ -73,16 +89,22 @@ class Open(msgspec.Struct, frozen=True):
     @property
     def shown(self) -> str:
         """What was to be shown to the person who decides."""
-        if self.about != "schedule":
+        if self.about not in {"schedule", "changed_server"}:
             return from_body(self.body or b"")
-        planned = self.planned()
-        return "(erased)" if planned is None else planned.shown
+        meant = self.planned() if self.about == "schedule" else self.server_change()
+        return "(erased)" if meant is None else meant.shown
 
     def planned(self) -> Planned | None:
         """Read the trigger that is asked about; None if it is not, or no longer, the one that the digest names."""
         if self.about != "schedule" or sha256(self.body or b"").hexdigest() != self.digest:
             return None
         return msgspec.json.decode(self.body or b"", type=Planned)
+
+    def server_change(self) -> ServerChange | None:
+        """Read the change that is asked about; None if it is not, or no longer, the one that the digest names."""
+        if self.about != "changed_server" or sha256(self.body or b"").hexdigest() != self.digest:
+            return None
+        return msgspec.json.decode(self.body or b"", type=ServerChange)
 
 
 async def needs_you(store: Store, now: int = 0) -> Sequence[Open]:
@@ -116,6 +138,33 @@ def about_trigger(agent: str, planned: Planned, expires_in: int) -> Question:
         shown=from_body(body),
         agent=agent,
     )
+
+
+def about_server(agent: str, change: ServerChange, expires_in: int) -> Question:
+    """Ask whether the tools of a server may be used as they are now."""
+    body = msgspec.json.encode(change)
+    digest = sha256(body).hexdigest()
+    return Question(
+        decision=f"{agent}/{change.server}/{digest[:16]}",
+        about="changed_server",
+        subject=change.server,
+        name=change.server,
+        digest=digest,
+        expires_in=expires_in,
+        shown=from_body(body),
+        agent=agent,
+    )
+
+
+def withdraw(decision: str, why: str) -> Write:
+    """Take back a question that no session asked; one that was answered meanwhile stays answered."""
+
+    def decided(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(DecisionRow, decision)
+        waits = row is not None and not row.verdict and not row.session
+        return [Draft(DecisionWithdrawn(decision=decision, why=why))] if waits else []
+
+    return Write(FLEET, f"withdrawn/{decision}", decided, [(DecisionRow, (decision,))])
 
 
 def ask(question: Question, lease: Lease | None = None) -> Write:
@@ -181,9 +230,21 @@ def _following(asked: Open, verdict: Verdict, by: str, reason: str) -> Then:
     if verdict == "approve" and asked.about == "changed_tool":
         pinned = ToolPinned(agent=asked.agent, tool=asked.name, digest=asked.digest, by=by)
         return Then(lambda _: [Draft(pinned)], [(PinRow, (asked.agent, asked.name))])
+    if verdict == "approve" and asked.about == "changed_server":
+        return _server(asked, by)
     if verdict == "approve" and asked.about == "schedule":
         return _trigger(asked, by)
     return ALONE
+
+
+def _server(asked: Open, by: str) -> Then:
+    """Pin the tools that were shown, byte for byte, and no others."""
+    change = asked.server_change()
+    if change is None:
+        return Then(lambda _: None)
+    events = [ToolPinned(agent=asked.agent, tool=pin.tool, digest=pin.digest, by=by) for pin in change.pins]
+    drafts = [Draft(event) for event in events]
+    return Then(lambda _: drafts, [(PinRow, (asked.agent, pin.tool)) for pin in change.pins])
 
 
 def _trigger(asked: Open, by: str) -> Then:

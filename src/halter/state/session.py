@@ -18,6 +18,7 @@ from halter.core.events import (
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    DecisionWithdrawn,
     DocumentRead,
     GuardrailTriggered,
     HaltLifted,
@@ -197,7 +198,7 @@ def fold(session: Session, stored: Stored) -> Session:
             return _next(session, stored)
         case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted() | DecisionMade():
             return _next(session, stored)
-        case RuleMade() | RuleEnded() | ToolPinned() | AgentSwitched():
+        case RuleMade() | RuleEnded() | ToolPinned() | AgentSwitched() | DecisionWithdrawn():
             return _next(session, stored)
         case HotStateSeen() | TurnSkipped() | GuardrailTriggered() | SensorChanged() | AttendingFailed():
             return _next(session, stored)

@@ -17,6 +17,8 @@ from halter.tools.schemas import Checker, Unusable, compiled
 from halter.tools.tool import spec_from_hints
 
 MAX_TOOLS: Final = 500
+MAX_SENTENCES: Final = 20
+"""Of so many tools it is told why they are left out; the others are counted."""
 MAX_DESCRIPTION: Final = 20_000
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_./-]+")
@@ -95,6 +97,9 @@ def described(server: str, entries: Sequence[Any]) -> Known:
             left_out.append(_sentence(server, entry, f"another of its tools is called {tool.spec.name}, too"))
         else:
             tools.append(tool)
+    if len(left_out) > MAX_SENTENCES:
+        rest = len(left_out) - MAX_SENTENCES
+        left_out[MAX_SENTENCES:] = [f"And {rest} more tools of the server {server} are left out for such reasons."]
     if len(entries) > MAX_TOOLS:
         left_out.append(f"The server {server} offers more than {MAX_TOOLS} tools; the rest is left out.")
     return Known(tuple(tools), tuple(left_out))

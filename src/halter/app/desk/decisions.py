@@ -129,6 +129,8 @@ def _plain_yes(asked: Waiting) -> str:
             return f"Noted: {asked.name} was done ({asked.subject}). It is not done again."
         case "changed_tool":
             return f"{asked.name} of {asked.agent} may be used as it is now."
+        case "changed_server":
+            return f"The tools of {asked.name} that were shown may be used by {asked.agent}, as they are now."
         case "schedule":
             return f"{asked.subject} is planned, as it was shown: look at halter schedules {asked.agent}."
         case "proposal":
@@ -143,6 +145,8 @@ def _no(asked: Waiting) -> str:
             return f"Noted: {asked.name} was not done ({asked.subject}). It is tried anew."
         case "changed_tool":
             return f"{asked.name} of {asked.agent} stays out of use."
+        case "changed_server":
+            return f"The tools of {asked.name} that were shown stay out of use for {asked.agent}."
         case "schedule":
             return f"Denied: {asked.subject} is not planned."
         case "proposal":

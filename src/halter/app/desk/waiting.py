@@ -68,6 +68,9 @@ def put(one: Waiting) -> Put:
         case "changed_tool":
             what = f"{one.name} is new or has changed since somebody agreed to it."
             return Put(what, one.shown, "It may be used as it is now", "It stays out of use")
+        case "changed_server":
+            what = f"The server {one.name} of {one.agent} offers tools that nobody has agreed to."
+            return Put(what, one.shown, "These may be used as they are now", "These stay out of use")
         case "schedule":
             what = f"May {one.agent} do this by itself, at these times?"
             return Put(what, one.shown, "It is planned exactly so", "Nothing is planned")

@@ -22,6 +22,7 @@ from halter.core.events import (
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    DecisionWithdrawn,
     DocumentRead,
     FindingEmitted,
     GuardrailTriggered,
@@ -112,6 +113,8 @@ def _told(event: AnyEvent | Unknown) -> str:
             return of_a_task(event)
         case AgentSwitched():
             return f"{event.agent} {'on' if event.on else 'off'}, by {event.by}{_because(event.reason)}"
+        case DecisionWithdrawn():
+            return f"{event.decision}{_because(event.why)}"
         case ToolPinned():
             return f"{event.tool} of {event.agent}, by {event.by}"
         case BodiesErased():

@@ -134,6 +134,15 @@ SELECT * FROM decisions ORDER BY decision;
 -- Every audit row.
 SELECT * FROM audit ORDER BY call;
 
+-- name: asked_about_servers
+-- All that was ever asked about the servers of an agent, by this version or an earlier one.
+SELECT * FROM decisions WHERE agent = :agent AND about IN ('changed_tool', 'changed_server') ORDER BY asked_at, decision;
+
+-- name: waiting_about_servers
+-- What is asked about the servers of an agent and not answered.
+SELECT * FROM decisions
+WHERE verdict = '' AND agent = :agent AND about IN ('changed_tool', 'changed_server') ORDER BY asked_at, decision;
+
 -- name: open_decisions
 -- What needs somebody, the longest waiting first. A session that is over needs nobody.
 SELECT d.*, e.body, e.facts FROM decisions d
