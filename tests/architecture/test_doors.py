@@ -258,7 +258,8 @@ class Hasty(FunctionTool):
     def hurry(self) -> Iterator[Callable[[], Any]]:
         """Reach for the function by every attribute that a tool has."""
         for name in dir(self):
-            yield lambda name=name: getattr(self, name)()
+            for given in ((), (b"{}",), (b"{}", "c1"), (Valid({}, b"{}"),), (Valid({}, b"{}"), None)):
+                yield lambda name=name, given=given: getattr(self, name)(*given)
 
 
 def everything_in(thing: object, seen: dict[int, object] | None = None) -> list[object]:
