@@ -115,6 +115,7 @@ async def test_a_program_gets_nothing_of_the_environment_but_what_was_meant_for_
     async with using(server, reveal={"TOKEN": "hush"}.__getitem__) as tools:
         seen = json.loads(await ran(tools["environment"]))
     seen.pop("LC_CTYPE", None)
+    assert seen.pop("PYTHONDONTWRITEBYTECODE") == "1", "what a server would write there would not be trusted"
     assert seen == {"PATH": os.environ["PATH"], "HOME": "/nowhere", "TOKEN": "hush", "MODE": "quiet"}
 
 

@@ -21,7 +21,7 @@ from halter.app.talking import attend, begin
 from halter.app.thinking import models_of
 from halter.core.errors import ConfigError
 from halter.core.ids import new_worker
-from halter.core.protected import NOTHING
+from halter.core.protected import NOTHING, ProtectedPaths
 from halter.dispatch.tending import tended
 from halter.drills.drill import Drill, Ground, Result, Setting, own_store, result
 from halter.settings import Settings
@@ -106,9 +106,13 @@ def run(setting: Setting) -> Result:
     return result(DRILL.name, ground.kind, len(cases), violations, {"rounds": rounds, "attempts": len(ATTEMPTS)})
 
 
+def _protecting_nothing(*_: object) -> ProtectedPaths:
+    return NOTHING
+
+
 async def _tried(ground: Ground, home: Path, attempt: Attempt, *, teeth: bool) -> list[str]:
     settings = _furnish(ground, home, attempt)
-    protects: Protects = (lambda *_: NOTHING) if teeth else protected_for
+    protects: Protects = _protecting_nothing if teeth else protected_for
     before = seen(home)
     async with open_app(settings) as app:
         # One that is not loaded has tried nothing, and what it is made of is compared all the same.

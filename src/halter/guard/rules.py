@@ -136,7 +136,7 @@ def _values(canonical: bytes) -> Mapping[str, Any] | None:
 def _fits_earlier(matcher: Earlier, canonical: bytes) -> bool:
     """Read an earlier rule narrowly. It says nothing of other arguments, so it answers no call that has any."""
     values = _values(canonical)
-    if values is None or values.keys() != {matcher.key}:
+    if values is None or set(values) != {matcher.key}:
         return False
     value = values[matcher.key]
     match matcher:
