@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.tools.offers import described
+from halter.tools.offers import MAX_SENTENCES, described
 
 
 def entry(name: Any = "echo", schema: Any = None, **more: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ ANYTHING = st.recursive(
 )
 
 
-@given(st.lists(ANYTHING))
+@given(st.lists(ANYTHING, max_size=MAX_SENTENCES))
 def test_whatever_a_server_lists_every_entry_is_a_tool_or_a_sentence(entries: list[Any]) -> None:
     known = described("liar", entries)
     assert len(known.tools) + len(known.left_out) == len(entries)

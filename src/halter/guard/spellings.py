@@ -15,8 +15,8 @@ SHORTEST: Final = 8
 PIECE: Final = 256
 LINE: Final = 16
 
-LONGEST_CHARACTER: Final = 16
-"""No character takes more: `&amp;#x000041;`, or two escapes and what stands between them."""
+LONGEST_CHARACTER: Final = 48
+"""No character takes more: four bytes of a letter as `%252525f0` each, and what stands between two of them."""
 LONGEST_SPELLING: Final = LONGEST_CHARACTER * PIECE
 
 _BEGINNING: Final = 6

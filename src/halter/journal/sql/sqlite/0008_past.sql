@@ -10,6 +10,7 @@ CREATE INDEX halts_standing ON halts (scope) WHERE halted = 1 AND cancels = 0;
 CREATE INDEX decisions_decided ON decisions (decided_at) WHERE decided_at IS NOT NULL;
 CREATE INDEX decisions_waiting ON decisions (expires_at) WHERE verdict = '';
 DROP INDEX decisions_open;
+CREATE INDEX decisions_of_servers ON decisions (agent) WHERE about IN ('changed_tool', 'changed_server');
 CREATE INDEX items_left ON items (quarantined_at) WHERE quarantined_at IS NOT NULL;
 CREATE INDEX items_session ON items (session) WHERE session <> '';
 CREATE INDEX findings_undecided ON findings (finding) WHERE status = '';
