@@ -241,7 +241,7 @@ def test_a_promotion_is_shown_and_asked_about_and_stands_in_the_context_file_onc
     context = ada.agent / "AGENTS.md"
     context.write_text("# Desk\n\nBe kind.\n")
     code, said, _ = ada.types("proposals", "promote", "m-1", str(ada.agent), given=b"n\n")
-    assert (code, "- The door sticks. (m-1)" in said) == (1, True)
+    assert (code, "- The door sticks. (m-1)" in said) == (2, True)
     assert context.read_text() == "# Desk\n\nBe kind.\n"
     for _ in range(2):
         assert ada.types("proposals", "promote", "m-1", str(ada.agent), "--yes")[0] == 0

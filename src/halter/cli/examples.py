@@ -50,6 +50,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "budget lower": ("halter budget lower agent:clerk 2",),
     "rules": ("halter rules",),
     "rules end": ("halter rules end r1",),
+    "rules offer": ("halter rules offer clerk-1.1/approval",),
     "schedules": ("halter schedules", "halter schedules run clerk/nightly"),
     "schedules list": ("halter schedules list clerk",),
     "schedules run": ("halter schedules run clerk/nightly",),
