@@ -131,7 +131,7 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
         ("inbox",): (), ("approve",): ("nothing",), ("deny",): ("nothing",),
         ("halt",): ("agent:desk",), ("resume",): ("agent:desk",), ("cancel",): (session,),
         ("budget", "show"): (), ("budget", "raise"): ("agent:desk", "3.456789"),
-        ("budget", "lower"): ("agent:desk", "1.234567"), ("rules", "end"): ("nothing",),
+        ("budget", "lower"): ("agent:desk", "1.234567"), ("rules", "end"): ("nothing",), ("rules", "offer"): ("nothing",),
         ("schedules", "list"): (), ("schedules", "run"): ("desk/nothing",), ("schedules", "cancel"): ("desk/nothing",),
         ("schedules", "retry"): ("desk/nothing", "nothing"), ("route",): ("~/desk", "what have you spent?"),
         ("audit",): (), ("verify",): (), ("erase",): ("--session", session, "--yes"), ("doctor",): ("~/desk",),

@@ -108,10 +108,10 @@ def model_from(
 
 def window_of(name: ModelName, base_url: str | None = None) -> int:
     """Tell how many tokens a model can take in: as the bundled table has it, or else a cautious guess."""
-    if stays_here(name, base_url):
-        return LOCAL_WINDOW
     known = KNOWN.get(name.provider)
     own = on_this_machine(base_url) or (known is not None and known.local)
+    if own and stays_here(name, base_url):
+        return LOCAL_WINDOW
     return window(name, base_url) or (LOCAL_WINDOW if own else USUAL_WINDOW)
 
 
