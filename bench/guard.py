@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bench import texts
+from bench import anonymous, texts
 from bench.measure import Contender, Measured, Sample, compare, timed
 from halter.config.agent import agent_of
 from halter.config.fleet import fleet_of
@@ -23,9 +23,11 @@ from halter.core.messages import Prompt, user
 from halter.core.ports import Lease
 from halter.core.spec import Resolved
 from halter.core.usage import ModelName, Usage
+from halter.guard.anonymize import anonymized
 from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer
 from halter.guard.gatehouse import Gatehouse
+from halter.guard.names import compiled
 from halter.guard.redact import Redactor
 from halter.guard.request import Answered, Request
 from halter.guard.secrets import GivenSecrets
@@ -164,6 +166,18 @@ def redacted(text: str, times: int) -> Sample:
     return timed(job)
 
 
+def hidden(text: str) -> Sample:
+    """Time the anonymizing of one prompt, for an agent whose names were compiled when it was assembled."""
+    compiled(anonymous.NAMES)
+    anonymized(Prompt(messages=(user(anonymous.letter(1000)),)), "salt", anonymous.NAMES)
+
+    def job() -> int:
+        anonymized(Prompt(messages=(user(text),)), "salt", anonymous.NAMES)
+        return 1
+
+    return timed(job)
+
+
 def run(rounds: int, say: Callable[[str], None]) -> Measured:
     """Measure the guard rows."""
     with tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd()) as folder:
@@ -192,4 +206,9 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
                 Contender(what, group, "MB", lambda make=make, times=times: redacted(make(), times))
                 for what, make in made.items()
             ]
+        prompts = {"100 kB with 1,000 names": anonymous.letter(), **anonymous.HOSTILE}
+        contenders += [
+            Contender(f"anonymizing: {what}", "anonymizing", "prompt", lambda text=text: hidden(text))
+            for what, text in prompts.items()
+        ]
         return compare(contenders, rounds, say), {}

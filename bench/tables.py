@@ -175,7 +175,8 @@ def _journal(result: dict[str, Any]) -> list[str]:
 
 
 def _guard(result: dict[str, Any]) -> list[str]:
-    rows = {group: [row for row in result["rows"] if row["group"] == group] for group in ("calls", "usual", "hostile")}
+    groups = ("calls", "usual", "hostile", "anonymizing")
+    rows = {group: [row for row in result["rows"] if row["group"] == group] for group in groups}
     lines = ["| through the door | per second | CPU µs each |", "|---|---:|---:|"]
     lines += [
         f"| {row['name']} | {row['per_second']:,.0f} {row['unit']}s | {row['cpu_us']:,.1f} |" for row in rows["calls"]
@@ -184,4 +185,7 @@ def _guard(result: dict[str, Any]) -> list[str]:
     lines += [f"| {row['name']} | {1e6 / row['cpu_us']:,.0f} |" for row in rows["usual"]]
     lines += ["", "| taking secrets out of a hostile megabyte | CPU ms |", "|---|---:|"]
     lines += [f"| {row['name']} | {row['cpu_us'] / 1000:,.0f} |" for row in rows["hostile"]]
+    if rows["anonymizing"]:
+        lines += ["", "| a prompt for an agent with 1,000 names; hostile ones have 600 kB | CPU ms |", "|---|---:|"]
+        lines += [f"| {row['name']} | {row['cpu_us'] / 1000:,.0f} |" for row in rows["anonymizing"]]
     return lines

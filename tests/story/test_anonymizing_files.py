@@ -14,6 +14,7 @@ from halter.core.ids import WorkerId
 from halter.core.messages import Prompt, Reply, Text, user
 from halter.core.usage import ModelName
 from halter.guard.anonymize import anonymized
+from halter.guard.names import compiled
 from halter.models.scripted import Line, Scripted
 from halter.testing.world import World
 
@@ -61,3 +62,15 @@ async def test_what_stands_for_a_value_cannot_be_guessed_from_the_name_of_its_se
     (guessed,) = anonymized(Prompt(messages=(user(TASK),)), session, ()).values
     assert guessed.startswith("[EMAIL_")
     assert guessed not in msgspec.json.encode(prompts).decode()
+
+
+async def test_the_names_of_an_agent_are_compiled_before_its_first_request(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path, FREE)
+    folder = fleet.agent(
+        "desk", "autonomy: {enabled: false}\nanonymize: {enabled: true, names: [Ida Quill, Jon Reed]}\n"
+    )
+    compiled.cache_clear()
+    async with assembled(fleet.app, folder):
+        assert compiled.cache_info().misses == 1
+        compiled(("Ida Quill", "Jon Reed"))
+    assert compiled.cache_info().misses == 1

@@ -36,6 +36,7 @@ from halter.core.spec import Resolved
 from halter.core.tasks import Skill, Tasks
 from halter.core.text import listed
 from halter.core.tools import Failed, Tool
+from halter.guard import names
 from halter.guard.ask import Standing
 from halter.guard.secrets import Secrets, from_environment
 from halter.settings import Settings
@@ -117,6 +118,8 @@ async def assembled(app: App, folder: Path, *, protects: Protects = protected_fo
         against_pacing(policy, read.pacing, agent, tools.values())
         servers = [server.name for server in read_servers(folder / MCP_FILE, app.environ)]
         waiting = await settle_pins(app, policy.name, servers, [tool.spec for tool in offer.tools])
+        # Many names take a moment to compile: no request waits for it.
+        names.compiled(read.tasks.anonymize or ())
         yield Assembled(
             policy,
             tools,

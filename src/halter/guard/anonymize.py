@@ -158,10 +158,15 @@ def _changed(text: str, veil: _Veil, change: Callable[[Callable[[str], str]], st
 
 def _veiled(text: str, names: Names, veil: _Veil, pairs: set[tuple[str, str]]) -> str:
     shown: list[str] = []
+    known: dict[Piece, str] = {}
     for piece in pieces(text, names):
-        shown.append(_placeholder(piece, veil) if piece.kind else piece.text)
-        if piece.kind:
-            pairs.add((shown[-1], piece.value))
+        if not piece.kind:
+            shown.append(piece.text)
+            continue
+        if piece not in known:
+            known[piece] = _placeholder(piece, veil)
+            pairs.add((known[piece], piece.value))
+        shown.append(known[piece])
     return "".join(shown)
 
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from halter.core.text import to_body
 from halter.guard import checksums
 from halter.guard.linear import Regex
-from halter.guard.names import Names, unescaped
+from halter.guard.names import Matcher, Names, unescaped
 
 KINDS: Final = ("EMAIL", "IBAN", "IP", "ID", "CARD", "PHONE", "NAME", "TEXT")
 SHAPE: Final = rf"\[(?:{'|'.join(KINDS)})_[0-9a-f]{{6,64}}\]"
@@ -74,7 +74,12 @@ _FIRST: Final = (Recogniser("TEXT", SHAPE, edge=False), Recogniser("EMAIL", _EMA
 """What may hold a name, and is more than that."""
 
 _NUMBERS: Final = (
-    Recogniser("IBAN", rf"[A-Za-z]{{2}}\d\d(?:(?:{_SPACE}|-)?[A-Za-z0-9]){{11,30}}", checksums.iban),
+    Recogniser(
+        "IBAN",
+        rf"(?i:{'|'.join(checksums.OF_DIGITS)})\d\d(?:(?:{_SPACE}|-)?\d){{11,24}}"
+        rf"|(?i:{'|'.join(checksums.OF_LETTERS)})\d\d(?:(?:{_SPACE}|-)?[A-Za-z0-9]){{11,30}}",
+        checksums.iban,
+    ),
     Recogniser("IP", _LONG, checksums.ipv6, run=_ADDRESS),
     Recogniser("IP", r"\d{1,3}(?:\.\d{1,3}){3}", checksums.ipv4, run=_ADDRESS),
     Recogniser("ID", r"\d{3}-\d{2}-\d{4}", checksums.us_ssn),
@@ -112,8 +117,12 @@ def _compiled(recognisers: tuple[Recogniser, ...]) -> tuple[_Search, ...]:
 
 def pieces(text: str, names: Names) -> Iterator[Piece]:
     """Take a text apart into values and what stands between them: together they are the text."""
+    short = min(names.shortest, _SHORTEST)
     for first in _recognised(text, _FIRST) if "[" in text or "@" in text or "%40" in text else (Piece(text),):
-        for piece in _named(first.text, names) if not first.kind else (first,):
+        if first.kind or len(first.text) < short:
+            yield first
+            continue
+        for piece in _named(first.text, names):
             if piece.kind or len(piece.text) < _SHORTEST or not _DIGIT.search(piece.text):
                 yield piece
             else:
@@ -132,15 +141,21 @@ def _named(text: str, names: Names) -> Iterator[Piece]:
             yield from _matches(piece.text, names.plain)
 
 
-def _matches(text: str, pattern: re.Pattern[str] | None) -> Iterator[Piece]:
+def _matches(text: str, names: Matcher | None) -> Iterator[Piece]:
+    data = to_body(text) if names else b""
+    found = list(names.find(data)) if names else []
+    if not found:
+        yield Piece(text)
+        return
     at = 0
-    for found in pattern.finditer(text) if pattern else ():
-        if found.start() > at:
-            yield Piece(text[at : found.start()])
-        yield Piece(found[0], "NAME", found[0])
-        at = found.end()
-    if at < len(text):
-        yield Piece(text[at:])
+    for start, end in found:
+        if start > at:
+            yield Piece(_decoded(data[at:start]))
+        name = _decoded(data[start:end])
+        yield Piece(name, "NAME", name)
+        at = end
+    if at < len(data):
+        yield Piece(_decoded(data[at:]))
 
 
 def _recognised(text: str, recognisers: tuple[Recogniser, ...]) -> Iterator[Piece]:
@@ -174,11 +189,15 @@ def _more(search: _Search, data: bytes, spans: Sequence[tuple[int, int, str]]) -
 def _values(search: _Search, data: bytes, at: int, end: int) -> Iterator[tuple[int, int, str]]:
     """Find values between two places. After a candidate that is none, the search goes on behind its first word."""
     (kind, _, check, edge, _), regex, run = search
+    checked: dict[bytes, int] = {}
     while (match := regex.search(data, at, end)) is not None:
         start, stop = match
         if not edge and _escaped(data, start):
             start += 1
-        size = check(data[start:stop])
+        found = data[start:stop]
+        size = checked.get(found, -1)
+        if size < 0:
+            size = checked[found] = check(found)
         if size and (not edge or _has_edges(data, start, start + size)):
             at = start + size
             yield start, at, kind

@@ -1,0 +1,67 @@
+"""Hiding who somebody is takes work in proportion to the text, however many names there are and however hostile."""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from bench import anonymous
+from halter.core.messages import Prompt, user
+from halter.guard.anonymize import anonymized
+from halter.guard.names import compiled
+
+SMALL = 6_000
+
+
+def calls_of(job: Callable[[], object]) -> int:
+    """Count the functions that are called, those of libraries included: it is the same on every machine."""
+    counted = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal counted
+        counted += event in {"call", "c_call"}
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        job()
+    finally:
+        sys.setprofile(before)
+    return counted
+
+
+def hide(text: str, names: tuple[str, ...] = anonymous.NAMES) -> object:
+    return anonymized(Prompt(messages=(user(text),)), "salt", names)
+
+
+def test_a_thousand_names_are_compiled_once_for_all_requests() -> None:
+    compiled.cache_clear()
+    for number in range(5):
+        hide(f"{number} {anonymous.letter(2_000)}")
+    assert compiled.cache_info().misses == 1
+
+
+def test_a_thousand_names_are_all_found() -> None:
+    made = anonymized(Prompt(messages=(user(", ".join(anonymous.NAMES)),)), "salt", anonymous.NAMES)
+    assert set(made.values.values()) == set(anonymous.NAMES)
+
+
+def test_ten_times_as_many_names_take_no_more_work_in_the_same_text() -> None:
+    few, many, text = anonymous.NAMES[:100], anonymous.NAMES, "the order was shipped " * 1_000
+    for names in (few, many):
+        hide("warm", names)
+    assert calls_of(lambda: hide(text, many)) <= 1.1 * calls_of(lambda: hide(text, few))
+
+
+@pytest.mark.parametrize("what", [*anonymous.HOSTILE, "a letter"])
+def test_twice_the_text_takes_at_most_about_twice_the_work(what: str) -> None:
+    text = anonymous.HOSTILE.get(what) or anonymous.letter(SMALL) * 2
+    hide("warm")
+    once = calls_of(lambda: hide(text[:SMALL]))
+    twice = calls_of(lambda: hide(text[: 2 * SMALL]))
+    assert twice <= 2.2 * once + 200
+
+
+def test_a_name_that_begins_another_one_is_found_where_the_other_one_does_not_end() -> None:
+    made = anonymized(Prompt(messages=(user("Ann Arbor, Ann Ar, Ann, Anna, Annas"),)), "s", ("Ann", "Ann Ar", "Anna"))
+    assert sorted(made.values.values()) == ["Ann", "Ann Ar", "Anna"]
