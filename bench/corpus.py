@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from halter.guard.redact import Redactor
@@ -98,14 +99,17 @@ def left(sample: Sample, redacted: str) -> tuple[str, ...]:
 
 
 def mixed(size: int) -> str:
-    """Make a text of so many characters of everything harmless, with a secret in about a thousand lines."""
+    """Make a text of so many characters of all harmless samples, made up anew, with a secret in each of 1,000 lines."""
     chance = random.Random(7)
-    calm = [sample.text for part in PARTS for sample in samples("harmless", part)]
-    secret = [sample.text for part in PARTS for sample in samples("found", part)]
     lines: list[str] = []
-    while size > 0:
-        lines.append(chance.choice(secret if chance.random() < 1 / 1000 else calm))
-        size -= len(lines[-1]) + 1
+    for seed in count(1):
+        calm = [sample.text for part in PARTS for sample in samples("harmless", part, seed)]
+        calm.append(chance.choice(samples("found", PARTS[0], seed)).text)
+        chance.shuffle(calm)
+        lines += calm
+        size -= sum(len(line) + 1 for line in calm)
+        if size <= 0:
+            break
     return "\n".join(lines)
 
 

@@ -9,6 +9,9 @@ import random
 import string
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
+from pathlib import Path
+
+from bench import corpus
 
 SIZE = 1_000_000
 SECRETS = {"DATABASE": "correct-horse-battery-staple", "WEBHOOK": "kLm9x7Yz-Tq2-again"}
@@ -61,7 +64,17 @@ def _full(piece: str) -> str:
     return piece * (SIZE // len(piece.encode()))
 
 
+def _sources() -> str:
+    """Take this repository's own code and pages, with a secret in each of 200 lines."""
+    root = Path(__file__).parent.parent
+    files = [*sorted(root.glob("src/halter/**/*.py"))[::4], *sorted(root.glob("docs/*.md"))]
+    lines = "\n".join(file.read_text() for file in files).splitlines()
+    return _whole(line if n % 200 else f"{line} {_CHANCE.choice(_KEYS)()}" for n, line in enumerate(lines, 1))
+
+
 USUAL: Mapping[str, Make] = {
+    "code and pages, a secret in 200 lines": _sources,
+    "lines that speak of secrets, a secret in 1,000": lambda: corpus.mixed(SIZE),
     "log lines, a secret in 1,000": lambda: _log(1000),
     "log lines, a secret in 10": lambda: _log(10),
     "log lines, a secret in each": lambda: _log(1),
@@ -82,6 +95,10 @@ HOSTILE: Mapping[str, Make] = {
     "users of URLs without a password": lambda: _full("://" + "a" * 64 + ":"),
     "names of secrets without a value": lambda: _full("secret_token_key=$"),
     "values that are harmless": lambda: _full("token=none "),
+    "passwords that are harmless": lambda: _full("password=none "),
+    "users without a password": lambda: _full(" -u a:b"),
+    "cookies without a secret": lambda: _full("Cookie: a=b;c=d\n"),
+    "names within an endless value": lambda: _full("password=secret_token="),
     "beginnings of a known value": lambda: _full(SECRETS["DATABASE"][:-1]),
     "a known value in hex": lambda: _full(SECRETS["DATABASE"].encode().hex()),
     "marks": lambda: _full("[redacted:github]"),

@@ -75,6 +75,8 @@ _NEAR_KEY: Final = re.compile(rb".{0,%d}[0-9]|[A-Za-z]{20}" % (_LATEST_DIGIT - 1
 _ANY_KEY: Final = tuple(name.encode() for name in _ANY_KEYS)
 _SHORT_NAME: Final = re.compile(rb"(?i)(?:pass|pwd?|psk|auth|login)(?![a-z])")
 _OPENED: Final = re.compile(rb"(?i)(\\{0,3}[\"'`])?(?:(?:" + _SCHEMES.encode() + rb")[ =]+)?\Z")
+_QUOTES: Final = b"\"'`"
+_SCHEME_WORDS: Final = tuple(_SCHEMES.encode().split(b"|"))
 _SPOKEN: Final = re.compile(rb"(?i)[^=:>,(\xef\"'`]*\s(?:=\s|[0-9]\s+|(?:is|was|ist|lautet|est|es)\s?:?\s+)?[\"'`]?\Z")
 _LOOSE: Final = re.compile(rb"[\"'`]\s{0,2},\s*[@bruf]{0,2}\\{0,3}[\"'`]\Z|\(\s*[@bruf]{0,2}\\{0,3}[\"'`]\Z")
 _SCHEMED: Final = re.compile(rb"(?i)authorization\s+(?:basic|bearer)\s")
@@ -174,13 +176,13 @@ def read_password(found: Candidate) -> int:
     """Read what is assigned to the name of a password, said of it, or given behind a flag. It may be a word."""
     lead = found.lead()
     quote = _quote(lead)
-    before = found.before()
-    pattern = _LINE if not quote and _is_variable(lead, before) else _ending(quote, lead)
+    variable = not quote and lead.endswith(b"=") and lead.isupper() and _VARIABLE.match(found.before()) is not None
+    pattern = _LINE if variable else _ending(quote, lead)
     text = found.peek(pattern)
     if len(text) < _SHORTEST or literals.is_harmless(text):
         return NONE
     stop = found.start + len(text)
-    value = _Value(text, lead, before, found.data[stop : min(stop + 1, found.end)])
+    value = _Value(text, lead, found.before(), found.data[stop : min(stop + 1, found.end)])
     if _is_part_of_more(value, quote) or literals.is_number(text) or _HASH.match(text) or text.startswith(_PEM):
         return NONE
     if quote or lead.endswith(b">"):
@@ -207,6 +209,9 @@ def _is_part_of_more(value: _Value, quote: bytes) -> bool:
 
 
 def _quote(lead: bytes) -> bytes:
+    """Find the quote that opens a value, before the scheme of an authorization if there is one."""
+    if lead[-1] not in _QUOTES and not lead.rstrip(b" =").lower().endswith(_SCHEME_WORDS):
+        return b""
     opened = _OPENED.search(lead)
     return (opened[1] if opened else b"") or b""
 
@@ -216,11 +221,6 @@ def _ending(quote: bytes, lead: bytes) -> bytes:
     if quote:
         return (_QUOTED if len(quote) == 1 else _ESCAPED)[quote[-1:]]
     return _ELEMENT if lead.endswith(b">") else _BARE
-
-
-def _is_variable(lead: bytes, before: bytes) -> bool:
-    """Tell whether a variable is set at the beginning of a line: then its value goes on to the next space."""
-    return lead.endswith(b"=") and lead.isupper() and _VARIABLE.match(before) is not None
 
 
 def _is_quoted_password(value: _Value) -> bool:

@@ -14,10 +14,12 @@ from halter.guard.families import FAMILIES
 from halter.guard.family import Candidate, Family
 from halter.guard.linear import Regex, any_of
 from halter.guard.live import LiveValues
-from halter.guard.spellings import LONGEST_CHARACTER, LONGEST_SPELLING
+from halter.guard.spellings import LONGEST_SPELLING
 
 _OPENING: Final = b"[redacted:"
 _HEAD: Final = 2
+_SPACED: Final = 12
+"""So long a character may be in a spelling that has spaces or goes over lines; others have none to be cut at."""
 _MEMORY: Final = 1024
 _SHORT: Final = 4096
 _WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
@@ -77,7 +79,7 @@ class Redactor:
         likely = {name: value for name, value in (environment or {}).items() if secret_like(name)}
         self._known = LiveValues({**likely, **secrets})
         longest = max((len(value) for value in (*likely.values(), *secrets.values())), default=0)
-        self.spaced = min(LONGEST_CHARACTER * longest, LONGEST_SPELLING)
+        self.spaced = min(_SPACED * longest, LONGEST_SPELLING)
         self._marks = frozenset(_mark(name) for name in (*(family.name for family in FAMILIES), *likely, *secrets))
         self._shapes = _shapes()
         self._innocent: set[str] = set()
