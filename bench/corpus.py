@@ -16,7 +16,7 @@ from pathlib import Path
 from halter.guard.redact import Redactor
 
 FOLDER = Path(__file__).parent.parent / "tests" / "corpus"
-PARTS = ("a", "b")
+PARTS = ("a", "b", "c")
 """The three parts of the corpus, in the order in which they were written."""
 
 WIDTH = 6

@@ -47,7 +47,7 @@ def read_user(found: Candidate) -> int:
     return found.all(pattern) if known or literals.is_random(text) else NONE
 
 
-FLAGGED: Final = r" -(?:p|P|a|w|N)\s{0,2}[\"']?"
+FLAGGED: Final = r" -(?:p|P|a|w|N|k)\s{0,2}[\"']?"
 _SPACED: Final = {
     b"p": re.compile(
         rb"\b(?:sshpass|(?:docker|podman|helm registry|oras|az|cf|oc|buildah|nerdctl) login|twine|mongo\w*|cqlsh"
@@ -55,6 +55,7 @@ _SPACED: Final = {
     ),
     b"P": re.compile(rb"\b(?:zip|unzip|sqlcmd|bcp|mosquitto_\w+|ipmitool)\b[^|;&]*\Z"),
     b"a": re.compile(rb"\b(?:redis-cli|redis-benchmark|valkey-cli)\b[^|;&]*\Z"),
+    b"k": re.compile(rb"\bopenssl\b[^|;&]*\Z"),
     b"N": re.compile(rb"\bssh-keygen\b[^|;&]*\Z"),
     b"w": re.compile(rb"\bldap\w+\b[^|;&]*\Z"),
 }
@@ -98,6 +99,16 @@ def read_pair(found: Candidate) -> int:
     if len(text) < _SHORTEST or literals.is_harmless(text):
         return NONE
     return found.all(pattern) if literals.is_random(text) or literals.has_digit(text) else NONE
+
+
+DSN: Final = r"dsn[\"']?\s{0,2}[=:]\s{0,2}[\"']?[a-z0-9_.-]{1,32}:"
+
+
+def read_dsn(found: Candidate) -> int:
+    """Read the password of a data source that is no URL, as in `app:…@tcp(db:3306)/shop`."""
+    text = found.peek(_UP_TO_HOST)
+    secret = len(text) >= _SHORTEST and not literals.is_harmless(text)
+    return found.all(_UP_TO_HOST) if secret and found.data.startswith(b"@", found.start + len(text)) else NONE
 
 
 URL: Final = r"://[^\s/:@\"'<>]{0,64}:"

@@ -261,6 +261,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         roomy=True,
     ),
     told("password", (b" -",), announcements.FLAGGED, announcements.read_flagged),
+    told("password", (b"ds",), announcements.DSN, announcements.read_dsn),
     told(
         "password",
         tuple(f":{sign}".encode() for sign in "0123456789*"),

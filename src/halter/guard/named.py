@@ -51,12 +51,15 @@ _SAID: Final = (
     r"|[\"']\s{1,3}value\s{0,2}=\s{0,2}"
     rf"|{_QUOTE}\s{{0,2}},\s{{0,24}}{_QUOTE}value{_QUOTE}\s{{0,2}}:\s{{0,2}}"
     rf"|{_QUOTE} ?, {{0,3}}"
+    r"|(?:\xe6\x98\xaf|\xe3\x81\xaf)\s{0,3}"
     r"|[\"']?\s{1,24}value:\s{0,3}"
     r"|</(?:key|name)>\s{0,24}<(?:string|value)>"
     r"|\s{1,3}(?:(?:is|was|ist|lautet|est|es|=|[0-9])\s?:?\s{1,3})?)"
 )
 _SCHEMES: Final = "basic|bearer|token|apikey|api-key|api-token|ssws|geniekey|splunk|accesskey|oauth|bot|key|digest"
-_OPEN: Final = rf"(?:(?:{_TYPE}\(\s{{0,2}})?[@bruf]{{0,2}}{_QUOTE})?(?:(?:{_SCHEMES})[ =]{{1,3}})?"
+_OPEN: Final = (
+    rf"(?:(?:[A-Za-z][A-Za-z0-9_.:]{{0,40}}\(\s{{0,2}})?[@bruf]{{0,2}}{_QUOTE})?(?:(?:{_SCHEMES})[ =]{{1,3}})?"
+)
 
 _WHOSE: Final = r"(?: (?:of|for|to|on|at|in|von|für|de)(?: [A-Za-z0-9_.@'-]{1,24}){1,5})?"
 PASSWORD: Final = f"(?:{'|'.join(_PASSWORDS)}){_LAST}{_WHOSE}{_SAID}{_OPEN}"
@@ -77,8 +80,11 @@ _SHORT_NAME: Final = re.compile(rb"(?i)(?:pass|pwd?|psk|auth|login)(?![a-z])")
 _OPENED: Final = re.compile(rb"(?i)(\\{0,3}[\"'`])?(?:(?:" + _SCHEMES.encode() + rb")[ =]+)?\Z")
 _QUOTES: Final = b"\"'`"
 _SCHEME_WORDS: Final = tuple(_SCHEMES.encode().split(b"|"))
-_SPOKEN: Final = re.compile(rb"(?i)[^=:>,(\xef\"'`]*\s(?:=\s|[0-9]\s+|(?:is|was|ist|lautet|est|es)\s?:?\s+)?[\"'`]?\Z")
-_LOOSE: Final = re.compile(rb"[\"'`]\s{0,2},\s*[@bruf]{0,2}\\{0,3}[\"'`]\Z|\(\s*[@bruf]{0,2}\\{0,3}[\"'`]\Z")
+_SPOKEN: Final = re.compile(
+    rb"(?i)[^=:>,(\xef\"'`]*(?:\s(?:=\s|[0-9]\s+|(?:is|was|ist|lautet|est|es)\s?:?\s+)?|(?:\xe6\x98|\xe3\x81)\xaf\s*)"
+    rb"[\"'`]?\Z"
+)
+_LOOSE: Final = re.compile(rb",\s*[@bruf]{0,2}\\{0,3}[\"'`]\Z|\(\s*[@bruf]{0,2}\\{0,3}[\"'`]\Z")
 _SCHEMED: Final = re.compile(rb"(?i)authorization\s+(?:basic|bearer)\s")
 _TIGHT: Final = re.compile(rb"[\w.-]*=\Z")
 _CURSORS: Final = (
