@@ -1,17 +1,18 @@
 """A session cap ends a session, and not its agent: the next one begins by itself within the other caps."""
 
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from halter.app.desk import Desk, Who, looking
+from halter.app.desk import Desk, Who, looking, money
 from halter.app.up import turn_off, turn_on
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.events import SessionStarted, TurnStarted
 from halter.core.messages import Message
-from halter.core.money import usd
+from halter.core.money import shown_usd, usd
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow, SpendRow
 from halter.guard.halts import halt, resume
@@ -179,3 +180,28 @@ async def test_where_the_day_is_used_up_too_the_next_session_sleeps_until_the_da
     assert before <= 600_000
     await world.advance(2 * HOUR)
     assert before < sum(each.usd for each in await spent(fleet)) <= 1_200_000
+
+
+async def test_a_session_cap_is_shown_as_it_was_written_with_what_is_kept_for_its_last_words(
+    world: World, tmp_path: Path
+) -> None:
+    fleet = Fleet(world, tmp_path, PRICES)
+    fleet.start(agent(fleet))
+    await world.advance(30 * MINUTE)
+    desk = Desk(fleet.app, Who("ada", "admin", ()))
+
+    async def shown(session: str) -> money.Budget:
+        found = (await money.budgets(desk)).budgets
+        return next(row for row in found if (row.scope, row.unit) == (f"session:{session}", "usd"))
+
+    first = await shown("watch-1")
+    assert (first.cap, first.kept) == (Decimal("0.5"), Decimal("0.05"))
+    assert first.left == Decimal("0.45") - first.spent
+    assert first.told() == f"{shown_usd(first.spent)} spent of $0.50 ($0.05 kept for the last words)"
+    await money.change_cap(desk, "raise", "session:watch-1", 800_000)
+    raised = await shown("watch-1")
+    assert (raised.cap, raised.kept, raised.cap_by) == (Decimal("0.8"), Decimal("0.05"), "ada")
+    await world.advance(5 * HOUR)
+    over = await shown("watch-1")
+    assert (over.cap, over.kept) == (Decimal("0.8"), 0)
+    assert (await shown("watch-2")).cap == Decimal("0.5")

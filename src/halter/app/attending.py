@@ -18,12 +18,12 @@ from halter.brain.loop import NO_SENSES, NOBODY, Loop, Watching
 from halter.brain.resting import Waits
 from halter.brain.running import Running
 from halter.config.pacing import compiled_gate
-from halter.core.limits import Cap, Caps
+from halter.core.limits import Cap
 from halter.core.messages import Anonymizing
 from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow, Snapshot
 from halter.core.spec import Phase
-from halter.core.tasks import AnyTrigger
+from halter.core.tasks import caps_of
 from halter.core.tools import Tool
 from halter.guard.ask import Standing
 from halter.work.conversation import Conversation
@@ -152,11 +152,3 @@ def standing_of(speaking: Speaking, row: SessionRow, phase: Phase, began: Beginn
         tokens_per_hour=hourly or None,
         anonymize=None if hidden is None else Anonymizing(hidden, began.salt),
     )
-
-
-def caps_of(caps: Caps, trigger: AnyTrigger) -> Caps:
-    """Let a session inherit the caps of its trigger: of one run, and of all of them together."""
-    run, own = trigger.max_cost_usd, caps.session.max_cost_usd
-    if run is not UNSET and run is not None:
-        own = run if own is None else min(own, run)
-    return msgspec.structs.replace(caps, session=Cap(own, caps.session.per), trigger=trigger.caps())

@@ -24,7 +24,7 @@ import msgspec
 
 from halter.app.agent import UNTHINKING, Assembled, unique
 from halter.app.budgets import current_budgets
-from halter.app.desk.money import Budget
+from halter.app.desk.money import Budget, shown_budgets
 from halter.app.doors import gatehouse_for
 from halter.app.opened import App
 from halter.app.program import Program, ProgramOptions, secrets_of, spoken
@@ -129,9 +129,13 @@ class Guard(Program["_Opened"]):
             running=sum(row.ended_at is None for row in own),
             cost_usd=usd(sum(by_name.values())),
             cost_by_name_usd={name: usd(micros) for name, micros in by_name.items()},
-            budgets=tuple(Budget.of(row) for row in await current_budgets(opened.app.store, opened.app.clock.now())),
+            budgets=tuple(await self._budgets(opened)),
             needs_you=tuple(await needs_you(opened.app.store, opened.app.clock.now())),
         )
+
+    async def _budgets(self, opened: "_Opened") -> Sequence[Budget]:
+        store = opened.app.store
+        return await shown_budgets(store, await current_budgets(store, opened.app.clock.now()))
 
     async def receipts(self, limit: int = 50) -> tuple[Receipt, ...]:
         """Make the receipts of this agent's newest sessions, the newest first."""

@@ -5,7 +5,6 @@ from typing import Final
 
 import msgspec
 
-from halter.app.attending import caps_of
 from halter.app.forecasts import PerRun, in_a_month, per_run
 from halter.app.runs import FROM_FILE
 from halter.app.triggered import read_made
@@ -19,7 +18,7 @@ from halter.core.ports import Query, Store
 from halter.core.schedules import Timing
 from halter.core.spec import Resolved
 from halter.core.task_rows import TriggerRow
-from halter.core.tasks import AnyTrigger, Schedule
+from halter.core.tasks import AnyTrigger, Schedule, caps_of
 from halter.core.windows import window_at, window_end
 
 NIGHT: Final = 12 * HOUR

@@ -8,6 +8,7 @@ import msgspec
 
 from halter.app import runs
 from halter.app.attending import autonomous_of
+from halter.app.desk.money import shown_budgets
 from halter.app.planned import Plan, plans
 from halter.app.speaking import Speaking
 from halter.autonomy.hotstate import HotState
@@ -33,7 +34,7 @@ from halter.core.events import MessageRouted
 from halter.core.ids import FLEET, inbox_stream, may_decide, session_stream
 from halter.core.limits import Spender, accounts
 from halter.core.money import BudgetRow, Leg, shown, shown_usd
-from halter.core.ports import Query, Stored
+from halter.core.ports import Query, Store, Stored
 from halter.core.ports import said as said_in
 from halter.core.rows import AgentRow, HaltRow, SessionRow, Snapshot, StreamRow
 from halter.core.task_rows import TriggerRow
@@ -99,7 +100,7 @@ async def status(speaking: Speaking, session: str) -> str:
     on = "was never switched on" if switch is None else "is on" if switch.switched_on else "is off"
     lines = [f"{name} {on}. {_counted(len(rows), 'session')} of it {'is' if len(rows) == 1 else 'are'} open."]
     lines += [f"{halt.scope} is halted, by {halt.by}." for halt in halted]
-    lines += [_session(row, now, session) for row in rows[:SHOWN]]
+    lines += [f"{_session(row, now, session)}{await _money(store, row)}" for row in rows[:SHOWN]]
     return "\n".join([*lines, *_more(len(rows))])
 
 
@@ -109,6 +110,13 @@ def _session(row: SessionRow, now: int, here: str) -> str:
     by = f", started by {row.trigger}" if row.trigger else f", a part of {row.parent}" if row.parent else ""
     this = ", this one" if row.session == here else ""
     return f"- {row.session} ({row.kind}{by}{this}): {row.state}{due}, {began}"
+
+
+async def _money(store: Store, row: SessionRow) -> str:
+    """Say what of its cap a session has spent."""
+    params = {"scope": session_stream(row.session), "window": "", "unit": "usd"}
+    found = await store.ask(Query("budget", BudgetRow, params))
+    return f", {(await shown_budgets(store, found))[0].told()}" if found else ""
 
 
 class _Sum(msgspec.Struct, frozen=True):

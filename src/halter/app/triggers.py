@@ -8,7 +8,6 @@ import msgspec
 from msgspec import UNSET
 
 from halter.app import runs
-from halter.app.attending import caps_of
 from halter.app.runs import FROM_FILE, Given
 from halter.app.shelves import Library
 from halter.app.speaking import Speaking
@@ -43,7 +42,7 @@ from halter.core.ports import Draft, Query, Rows, Write
 from halter.core.rows import AgentRow, HaltRow, SessionRow
 from halter.core.schedules import Timing, parse_at
 from halter.core.task_rows import ItemRow, OutputRow, TriggerRow
-from halter.core.tasks import AnyTrigger, Schedule, Watch, trigger_id
+from halter.core.tasks import AnyTrigger, Schedule, Watch, caps_of, trigger_id
 from halter.core.text import clean, one_line, shorten
 from halter.core.triggered import SkipReason
 from halter.core.windows import window_end

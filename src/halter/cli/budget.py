@@ -52,16 +52,18 @@ def show(*, store: StoreOption = None, as_json: JsonOption = False, everything: 
     """Show every cap that counts now, what is spent and held against it, and what the last day was spent on.
 
     A hold is money kept back for a call or a request that is under way; it is settled with what that really cost.
+    What is kept of a session's cap pays for its last words.
     """
     found = with_app(store, lambda app: money.budgets(desk_of(app), everything=everything))
     if as_json:
         answer_json(found)
         return
+    kept = any(row.kept for row in found.budgets)
     answer_table(
         "Budgets",
-        ["scope", "window", "cap", "spent", "held", "left", "set by"],
-        [_budget_line(row) for row in found.budgets],
-        right="cap spent held left",
+        ["scope", "window", "cap", "spent", "held", *(["kept"] if kept else []), "left", "set by"],
+        [_budget_line(row, kept=kept) for row in found.budgets],
+        right="cap spent held kept left",
         long="scope window",
         empty="Nothing was spent or held yet.",
     )
@@ -74,11 +76,12 @@ def show(*, store: StoreOption = None, as_json: JsonOption = False, everything: 
     )
 
 
-def _budget_line(row: Budget) -> list[str]:
+def _budget_line(row: Budget, *, kept: bool) -> list[str]:
     cap = "none" if row.cap is None else shown_in(row.cap, row.unit)
-    left = "" if row.cap is None else shown_in(row.cap - row.spent - row.held, row.unit)
+    left = "" if row.left is None else shown_in(row.left, row.unit)
     spent, held = shown_in(row.spent, row.unit), shown_in(row.held, row.unit)
-    return [row.scope, row.window or "its life", cap, spent, held, left, row.cap_by or "config"]
+    reserve = ([shown_in(row.kept, row.unit)] if row.kept else [""]) if kept else []
+    return [row.scope, row.window or "its life", cap, spent, held, *reserve, left, row.cap_by or "config"]
 
 
 CapArgument = Annotated[str, typer.Argument(help="The new cap in dollars, or none.")]

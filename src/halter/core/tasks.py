@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from halter.core.clock import MINUTE, SECOND
-from halter.core.limits import Cap
+from halter.core.limits import Cap, Caps
 from halter.core.pacing import ActiveHours, Text
 from halter.core.written import (
     Address,
@@ -105,6 +105,14 @@ class Webhook(Trigger, frozen=True, kw_only=True):
 
 
 AnyTrigger = Schedule | Watch | Webhook
+
+
+def caps_of(caps: Caps, trigger: AnyTrigger) -> Caps:
+    """Let a session inherit the caps of its trigger: of one run, and of all of them together."""
+    run, own = trigger.max_cost_usd, caps.session.max_cost_usd
+    if run is not UNSET and run is not None:
+        own = run if own is None else min(own, run)
+    return msgspec.structs.replace(caps, session=Cap(own, caps.session.per), trigger=trigger.caps())
 
 
 class Collection(Spec, frozen=True):

@@ -1,12 +1,14 @@
 """What stands against every cap, and a person's word to raise or lower one."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Final, Literal
 
 import msgspec
 
 from halter.app.budgets import current_budgets
 from halter.app.desk.desk import Desk, readable, refused, wrong
+from halter.app.reserves import Written, written_caps
 from halter.core.clock import DAY
 from halter.core.errors import NotDone
 from halter.core.events import CapChanged
@@ -23,9 +25,10 @@ from halter.core.money import (
     dollars,
     in_unit,
     shown,
+    shown_in,
     usd,
 )
-from halter.core.ports import Query
+from halter.core.ports import Query, Store
 from halter.core.rows import HoldRow
 from halter.core.windows import window_at, window_end
 from halter.guard.approvals import Open, decide, needs_you
@@ -68,7 +71,8 @@ class _Sum(msgspec.Struct, frozen=True):
 class Budget(msgspec.Struct, frozen=True):
     """What stands against one cap, in its unit: dollars for `usd`, counts for `tokens` and `requests`.
 
-    `cap_by` is the person who set the cap; where nobody did, the configuration says it.
+    `cap` is the one that was written; `kept` is the part of it that a session keeps for its last words. `cap_by` is the
+    person who set the cap; where nobody did, the configuration says it.
     """
 
     scope: str
@@ -80,13 +84,34 @@ class Budget(msgspec.Struct, frozen=True):
     spent: Amount = NOTHING
     held: Amount = NOTHING
     overrun: Amount = NOTHING
+    kept: Amount = NOTHING
 
     @classmethod
-    def of(cls, row: BudgetRow) -> "Budget":
-        """Show a row of the store."""
+    def of(cls, row: BudgetRow, written: Written | None = None) -> "Budget":
+        """Show a row of the store, with its cap as it was `written` where that is known."""
+        known = Written(row.cap) if written is None else written
         amounts = {name: in_unit(getattr(row, name), row.unit) for name in ("spent", "held", "overrun")}
-        cap = None if row.cap is None else in_unit(row.cap, row.unit)
-        return cls(row.scope, row.window, row.unit, cap, row.cap_at, row.cap_by, **amounts)
+        cap = None if known.cap is None else in_unit(known.cap, row.unit)
+        kept = in_unit(known.kept, row.unit)
+        return cls(row.scope, row.window, row.unit, cap, row.cap_at, row.cap_by, **amounts, kept=kept)
+
+    @property
+    def left(self) -> Decimal | None:
+        """What may still be spent before its last words; None where there is no cap."""
+        return None if self.cap is None else self.cap - self.spent - self.held - self.kept
+
+    def told(self) -> str:
+        """Say what is spent of a cap, and what of it is kept."""
+        cap = "no cap" if self.cap is None else shown_in(self.cap, self.unit)
+        held = f" and {shown_in(self.held, self.unit)} held" if self.held else ""
+        kept = f" ({shown_in(self.kept, self.unit)} kept for the last words)" if self.kept else ""
+        return f"{shown_in(self.spent, self.unit)} spent{held} of {cap}{kept}"
+
+
+async def shown_budgets(store: Store, rows: Sequence[BudgetRow]) -> Sequence[Budget]:
+    """Show rows of the store with the caps of their sessions as they were written."""
+    caps = await written_caps(store, rows)
+    return [Budget.of(row, caps.get(row.scope) if row.unit == "usd" else None) for row in rows]
 
 
 class Budgets(msgspec.Struct, frozen=True):
@@ -101,7 +126,8 @@ async def budgets(desk: Desk, *, everything: bool = False) -> Budgets:
     now = desk.app.clock.now()
     rows = [row for row in await _seen(desk, everything=everything) if everything or is_current(row, now)]
     spent = await desk.app.store.ask(Query("spent_by_purpose", _Sum, {"since": now - DAY}))
-    return Budgets([Budget.of(row) for row in rows], [line.told() for line in spent if desk.who.sees(line.agent)])
+    shown_rows = await shown_budgets(desk.app.store, rows)
+    return Budgets(shown_rows, [line.told() for line in spent if desk.who.sees(line.agent)])
 
 
 def is_current(row: BudgetRow, now: int) -> bool:

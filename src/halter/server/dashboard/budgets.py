@@ -80,7 +80,8 @@ def _row(room: Room, row: Budget) -> Callable[[Budget], None]:
                 button("Lower…", lambda: _change(room, row, "lower"), "plain", f"Lower the cap of {name}")
 
     def show(row: Budget) -> None:
-        left = "" if row.cap is None else amount(row, max(NOTHING, row.cap - row.spent - row.held))
+        kept = f" ({amount(row, row.kept)} kept for the last words)" if row.kept else ""
+        left = "" if row.left is None else f"{amount(row, max(NOTHING, row.left))}{kept}"
         for one, text in zip(figures, (cap_of(row), amount(row, row.spent), amount(row, row.held), left), strict=True):
             one.say(text)
         fill(drawn, share(row))

@@ -41,8 +41,7 @@ def share(row: Budget) -> float:
 
 def figures(row: Budget) -> str:
     """Say what a bar shows."""
-    held = f" and {amount(row, row.held)} held" if row.held else ""
-    return f"{amount(row, row.spent)} spent{held} of {cap_of(row)}"
+    return row.told()
 
 
 def bar(row: Budget) -> Callable[[Budget], None]:
