@@ -11,7 +11,7 @@ from halter.app.desk import Desk, Who, looking, money
 from halter.app.up import turn_off, turn_on
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.events import SessionStarted, TurnStarted
-from halter.core.messages import Message
+from halter.core.messages import Message, Text
 from halter.core.money import shown_usd, usd
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow, SpendRow
@@ -88,7 +88,7 @@ async def test_the_next_session_says_whom_it_follows_and_why_and_knows_its_last_
     events = await fleet.events("watch-2")
     (began,) = [stored.event for stored in events if isinstance(stored.event, SessionStarted)]
     assert (began.follows, began.because) == ("watch-1", "watch-1 has used up its cap of $0.50.")
-    handed, prompt = first_words(events).parts
+    handed, prompt = [part for part in first_words(events).parts if isinstance(part, Text)]
     assert "The cellar is still to be looked at." in handed.text
     assert "You go on where the session watch-1 stopped." in handed.text
     assert (handed.origin, handed.trusted) == ("model", False)
