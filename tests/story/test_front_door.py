@@ -16,6 +16,8 @@ from halter.core.rows import DecisionRow, HaltRow, SessionRow
 from halter.core.task_rows import TriggerRow
 from halter.core.tasks import Schedule
 from halter.core.text import from_body
+from halter.core.vocabulary import DecisionKind
+from halter.models.scripted import Scripted
 from halter.testing.world import World
 from tests.story.fronts import THINKS, front
 
@@ -83,9 +85,10 @@ async def test_the_status_tells_of_open_sessions_and_of_halts(world: World, tmp_
         await attend(desk.speaking, "chat")
         await world.advance(5 * MINUTE)
         told = await desk.answer("status")
+        spent = "$0.043273 spent of $1.00 ($0.10 kept for the last words)"
         assert told.splitlines() == [
             "desk was never switched on. 1 session of it is open.",
-            "- chat (chat, this one): WAITING_FOR_INPUT, began 5m ago",
+            f"- chat (chat, this one): WAITING_FOR_INPUT, began 5m ago, {spent}",
         ]
         await desk.answer("stop")
         assert "agent:desk is halted, by ada." in await desk.answer("status")
@@ -163,10 +166,10 @@ async def asked(world: World, *decisions: DecisionAsked) -> None:
         )
 
 
-def question(world: World, decision: str, about: str = "approval", agent: str = "desk") -> DecisionAsked:
+def question(world: World, decision: str, about: DecisionKind = "approval", agent: str = "desk") -> DecisionAsked:
     return DecisionAsked(
         decision=decision, about=about, subject="s", name="wipe", digest="d=1", expires_at=world.now + HOUR, agent=agent
-    )  # type: ignore[arg-type]
+    )
 
 
 async def test_a_plain_word_decides_only_what_cannot_be_mistaken(world: World, tmp_path: Path) -> None:
@@ -289,5 +292,7 @@ async def test_an_agent_without_tools_is_told_of_none_and_asked_once(world: Worl
         assert done.routed.strategy == "DIRECT_RESPONSE"
         await begin(desk.speaking, "Tell me a story about a fox and a goose.", "chat", "chat")
         await attend(desk.speaking, "chat")
-        (prompt,) = desk.speaking.models.named("scripted:script").asked  # type: ignore[attr-defined]
+        model = desk.speaking.models.named("scripted:script")
+        assert isinstance(model, Scripted)
+        (prompt,) = model.asked
         assert prompt.tools == ()
