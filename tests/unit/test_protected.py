@@ -149,6 +149,23 @@ def test_another_name_of_a_protected_file_is_told(house: House, file: str) -> No
     assert house.paths.reach(house.desk).startswith("is another name of")
 
 
+@pytest.mark.parametrize(
+    "link", ["playbooks/two.yaml", ".agents/skills/two/SKILL.md", ".agents/skills/two", "AGENTS.md"]
+)
+@pytest.mark.parametrize("dangles", [False, True])
+def test_a_root_that_holds_what_a_skill_or_a_playbook_is_a_link_to_is_told(
+    house: House, link: str, *, dangles: bool
+) -> None:
+    kept = house.home / "elsewhere" / "kept"
+    kept.mkdir()
+    if not dangles:
+        (kept / "two").mkdir() if link.endswith("skills/two") else (kept / "two").write_text("[]\n")
+    (house.agent / link).parent.mkdir(exist_ok=True)
+    (house.agent / link).symlink_to(kept / "two")
+    assert re.match(r"(?:holds|lies in) .*, the agent's own definition", house.paths.reach(kept))
+    assert not house.paths.reach(house.desk)
+
+
 def test_a_bind_mount_below_a_root_is_told(house: House) -> None:
     (house.desk / "mounted").mkdir()
     asked = (

@@ -32,14 +32,17 @@ def definition_of(folder: Path, spec: AgentSpec | None = None, what: str = "") -
     names = (*FILES, *(() if spec is None else named_files(spec)))
     yield from (Protected(folder / name, told) for name in names)
     yield from (Protected(folder / name, told, folder=True) for name in FOLDERS)
-    # A file in one of these folders may have another name elsewhere, by which it could be written.
-    yield from (Protected(path, told) for path in _linked(folder))
+    # What stands in one of these folders may lie elsewhere, or have another name there, by which it could be written.
+    yield from (Protected(path, told, folder=path.is_dir()) for path in _linked(folder))
 
 
 def _linked(folder: Path) -> Iterator[Path]:
+    """List the links among an agent's skills and playbooks, dangling ones too, and files with more than one name."""
     for name in BELOW:
         try:
-            yield from (path for path in (folder / name).rglob("*") if path.is_file() and path.stat().st_nlink > 1)
+            for path in (folder / name).rglob("*"):
+                if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1):
+                    yield path
         except OSError:
             continue
 

@@ -80,6 +80,7 @@ ROOTS: Final[Mapping[str, str]] = {
     "the settings": "../settings",
     "the settings, by a link": "kept",
     "its neighbour": "../scout",
+    "what a playbook of its own is a link to": "../target",
 }
 ATTEMPTS: Final = (
     Attempt("an honest root", "desk", honest=True),
@@ -168,12 +169,14 @@ def _furnish(ground: Ground, home: Path, attempt: Attempt) -> Settings:
         ".agents/skills/count/SKILL.md": "Count.\n",
         "playbooks/one.yaml": "- {call: list_folder}\n",
         "desk/old.txt": "old\n",
+        "../target/one.yaml": "- {call: list_folder}\n",
     }
     kept = {"halter.yaml": FLEET, "trust.json": "{}", "tokens.json": "{}"}
     texts = {**{f"clerk/{name}": text for name, text in clerk.items()}, "scout/agent.yaml": "name: scout\n"}
     for name, text in {**texts, **{f"settings/{name}": text for name, text in kept.items()}}.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
+    (home / "clerk" / "playbooks" / "two.yaml").symlink_to("../../target/one.yaml")
     (home / "clerk" / "self").symlink_to(".")
     (home / "clerk" / "kept").symlink_to(home / "settings")
     settings, state = home / "settings", home / "state"
