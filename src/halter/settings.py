@@ -20,7 +20,7 @@ class Settings(msgspec.Struct, frozen=True):
     """The places that Halter uses, and the name of whoever uses it.
 
     `trust` is where it is kept whose code may run; `fleet` is the fleet's file, or None where all is at its default;
-    `tokens` is where it is kept who may come in through the server.
+    `fleets` is where one is looked for; `tokens` is where it is kept who may come in through the server.
     """
 
     store: str
@@ -30,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True):
     trust: Path | None = None
     fleet: Path | None = None
     tokens: Path | None = None
+    fleets: tuple[Path, ...] = ()
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None, store: str | None = None) -> Settings:
@@ -48,8 +49,9 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
             raise ConfigError(f"You have no home folder, and {variable} is not set: set it, or HOME.")
         return found
 
-    files = (Path("halter.yaml"), place("HALTER_FLEET", *_CONFIG, "halter.yaml"))
-    found = next((path for path in files if path is not None and path.is_file()), None)
+    usual = place("", *_CONFIG, "halter.yaml")
+    fleets = (Path("halter.yaml"), *([usual] if usual else []))
+    found = next((path for path in fleets if path.is_file()), None)
     return Settings(
         store=store or environ.get("HALTER_STORE") or str(needed("HALTER_STORE", *_STATE, "halter.db")),
         checkpoints=needed("HALTER_CHECKPOINTS", *_STATE, "checkpoints"),
@@ -58,6 +60,7 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
         trust=place("HALTER_TRUST", *_CONFIG, "trust.json"),
         fleet=Path(environ["HALTER_FLEET"]) if environ.get("HALTER_FLEET") else found,
         tokens=place("HALTER_TOKENS", *_CONFIG, "tokens.json"),
+        fleets=fleets,
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from halter.app.protected import protected_for
 from halter.config.agent import read_agent
-from halter.core.protected import ProtectedPaths
+from halter.core.protected import Protected, ProtectedPaths
 from halter.core.tools import Failed, Permit, Valid
 from halter.settings import Settings
 from halter.tools.files import files
@@ -52,8 +52,15 @@ class House:
             trust=config / "trust.json",
             fleet=home / "fleet" / "halter.yaml",
             tokens=home / "tokens" / "tokens.json",
+            fleets=(Path("halter.yaml"), home / "usual" / "halter" / "halter.yaml"),
         )
-        for folder in (state / "checkpoints" / "old", config / "notes", home / "fleet", home / "tokens"):
+        for folder in (
+            state / "checkpoints" / "old",
+            config / "notes",
+            home / "fleet",
+            home / "tokens",
+            home / "usual/halter",
+        ):
             folder.mkdir(parents=True)
         (home / "fleet" / "halter.yaml").write_text("mode: SEMI\n")
         (state / "halter.db").write_text("the store")
@@ -110,6 +117,10 @@ async def does(subject: FunctionTool, **arguments: Any) -> str:
         ("{home}/fleet", "holds .*halter.yaml, the fleet's file"),
         ("{home}/tokens", "holds .*tokens.json, the list of tokens"),
         ("{code}", "from which this program loads code"),
+        ("{home}/usual", "holds .*usual/halter/halter.yaml, where the fleet's file is looked for"),
+        ("{home}/usual/halter", "a folder of Halter's own"),
+        ("/usr/local/bin", "lies in /usr/local/bin, from which programs are started"),
+        ("/proc/self", "lies in /proc"),
         ("to-agent", "holds .*agent.yaml"),
         ("to-agents/clerk", "holds .*agent.yaml"),
         ("to-desk/..", "holds .*agent.yaml"),
@@ -166,20 +177,24 @@ def test_a_root_that_holds_what_a_skill_or_a_playbook_is_a_link_to_is_told(
     assert not house.paths.reach(house.desk)
 
 
-def test_a_bind_mount_below_a_root_is_told(house: House) -> None:
+@pytest.mark.parametrize("point", ["desk", "desk/mounted"])
+@pytest.mark.parametrize("source", [".", "playbooks", ".agents/skills/count", ".git/hooks"])
+def test_what_is_mounted_at_a_root_or_below_it_is_told(house: House, source: str, point: str) -> None:
     (house.desk / "mounted").mkdir()
+    (house.agent / ".git" / "hooks").mkdir()
     asked = (
-        "import sys; from pathlib import Path; from halter.core.protected import Protected, ProtectedPaths as P;"
-        "print(P((Protected(Path(sys.argv[1]) / 'agent.yaml', 'it'),)).reach(Path(sys.argv[1]) / 'desk'))"
+        "import sys; from pathlib import Path; from halter.config.roots import definition_of;"
+        "from halter.core.protected import ProtectedPaths as P; place = Path(sys.argv[1]);"
+        "print(P(tuple(definition_of(place)), place).reach(place / 'desk'))"
     )
-    mount = 'mount --bind "$1" "$1/desk/mounted" && exec "$2" -c "$3" "$1"'
+    mount = 'mount --bind "$1/$4" "$1/$5" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
     done = subprocess.run(
-        [*command, str(house.agent), sys.executable, asked], capture_output=True, text=True, check=False
+        [*command, str(house.agent), sys.executable, asked, source, point], capture_output=True, text=True, check=False
     )
     if "peration not permitted" in done.stderr or "unshare failed" in done.stderr:
         pytest.skip("No user namespace can be made here.")
-    assert done.stdout.startswith("holds"), done.stderr
+    assert re.match("holds|lies in", done.stdout), done.stderr
 
 
 def replaced_by_a_link(house: House) -> None:
@@ -206,12 +221,18 @@ def made_an_agents_folder(house: House) -> None:
     (house.desk / "agent.yaml").write_text("name: other\n")
 
 
+def exchanged_for_an_agents_folder(house: House) -> None:
+    house.desk.rename(house.home / "aside")
+    (house.home / "agents" / "scout").rename(house.desk)
+
+
 LATER = (
     replaced_by_a_link,
     replaced_by_a_link_above,
     replaced_by_the_settings,
     renamed_into_the_skills,
     made_an_agents_folder,
+    exchanged_for_an_agents_folder,
 )
 
 
@@ -280,7 +301,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.usefixtures("sandbox")
-@pytest.mark.parametrize("happens", LATER[:-1])
+@pytest.mark.parametrize("happens", LATER)
 async def test_no_command_runs_in_a_root_that_leads_elsewhere_later(
     house: House, happens: Callable[[House], None]
 ) -> None:
@@ -314,6 +335,16 @@ async def test_no_command_runs_beside_another_name_of_the_policy(house: House) -
     with pytest.raises(Failed, match="Protected"):
         await does(tools["run_command"], argv=["sh", "-c", "echo x > notes"])
     assert (house.agent / "agent.yaml").read_text() == POLICY
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_no_command_runs_where_the_sandbox_itself_would_show_a_key(house: House) -> None:
+    key = Protected(Path("/etc/ssl/halter/signing.key"), "the signing key", secret=True)
+    tool = shell(house.desk)
+    assert tool.place is not None
+    tool.place.protect(ProtectedPaths((key,)))
+    with pytest.raises(Failed, match="Protected"):
+        await does(tool, argv=["cat", str(key.path)])
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -1,5 +1,6 @@
 """What is protected from an agent's tools in this process: its definition, other agents', and Halter's own files."""
 
+import site
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from halter.core.errors import ConfigError
 from halter.core.protected import Protected, ProtectedPaths, Refuses, Writable, identity_of, lies_in
 from halter.core.tools import Tool
 from halter.settings import Settings, logins_beside
+from halter.tools.group import PROGRAMS
 from halter.tools.tool import FunctionTool
 
 OWN_FOLDER: Final = "halter"
@@ -41,7 +43,8 @@ def of_settings(settings: Settings) -> Iterator[Protected]:
     """List the files that Halter keeps: the fleet's file, the store, checkpoints, keys, trust and tokens."""
     from halter.journal.open import file_of
 
-    yield Protected(Path.cwd() / FLEET_FILE, "where the fleet's file is looked for")
+    for fleet in dict.fromkeys((Path.cwd() / FLEET_FILE, *settings.fleets)):
+        yield Protected(fleet, "where the fleet's file is looked for")
     if settings.fleet is not None:
         yield Protected(settings.fleet, "the fleet's file")
     store = file_of(settings.store)
@@ -54,17 +57,23 @@ def of_settings(settings: Settings) -> Iterator[Protected]:
     if settings.tokens is not None:
         yield Protected(settings.tokens, "the list of tokens", secret=True)
         yield Protected(logins_beside(settings.tokens), "the list of logins", secret=True)
-    places = [path.parent for path in (settings.signing_key, settings.trust, settings.tokens, store) if path]
+    kept = (settings.signing_key, settings.trust, settings.tokens, store, *settings.fleets)
+    places = [path.parent for path in kept if path]
     for place in dict.fromkeys(place for place in places if place.name == OWN_FOLDER):
         yield Protected(place, "a folder of Halter's own", secret=True, folder=True)
 
 
 def of_program() -> Iterator[Protected]:
-    """List where this program's own code comes from: whoever could write there could do anything."""
+    """List where this program's own code comes from: whoever could write there could do anything.
+
+    The processes of the machine count as well: this one is among them, with the variables that it was given.
+    """
     told = "from which this program loads code"
     virtual = sys.prefix != sys.base_prefix
     installed = {Path(place) for name, place in sysconfig.get_paths().items() if name != "data" or virtual}
-    installed |= {Path(halter.__file__).parent}
+    installed |= {Path(halter.__file__).parent, Path(site.getusersitepackages())}
+    yield from (Protected(Path(place), "from which programs are started", folder=True) for place in PROGRAMS)
+    yield Protected(Path("/proc"), "where the processes of this machine are", folder=True)
     yield from (Protected(place, told, folder=True) for place in sorted(installed))
     yield from (Protected(Path(place) / OWN_FOLDER, told) for place in dict.fromkeys(sys.path) if place)
 

@@ -7,7 +7,7 @@ takes a new one for every call, and looks at folders that are open already. All 
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal, Protocol
@@ -117,6 +117,19 @@ class ProtectedPaths(msgspec.Struct, frozen=True):
         finally:
             os.close(fd)
 
+    def seen(self, places: Iterable[Path]) -> Reach | None:
+        """Find a secret that could be read in one of these folders, or one of these folders in a secret one."""
+        sight = self.sight(reads=True)
+        for place in places:
+            with suppress(OSError):
+                fd = os.open(place, _OPEN)
+                try:
+                    if found := sight.of_root(fd):
+                        return found
+                finally:
+                    os.close(fd)
+        return None
+
     def shown(self, place: Path, pattern: str) -> str:
         """Say which secret would be read where a pattern names files of a folder, or a path one file; or nothing."""
         sight, disk = self.sight(reads=True), _Disk()
@@ -199,7 +212,16 @@ class Sight(msgspec.Struct, frozen=True):
                 return found
             if identity in self.folders:
                 return Reach("lies in", self.folders[identity])
-        return next((found for each in _mounted(fd) if (found := self.of_folder(each) or self.of_file(each))), None)
+        place, mounts, disk = path_of(fd), _mounts(), _Disk()
+        below = [mount.point for mount in mounts if mount.point.startswith(f"{place.rstrip('/')}/")]
+        for each in below:
+            identity = disk.identity(Path(each))
+            if identity and (found := self.of_folder(identity) or self.of_file(identity)):
+                return found
+        # What is mounted has another name, and lies in other folders by that.
+        others = (Path(name) for each in (place, *below) for name in _other_names(each, mounts, disk))
+        inside = (identity for other in others for identity in disk.leading(other) if identity in self.folders)
+        return next((Reach("lies in", self.folders[identity]) for identity in inside), None)
 
     def below(self, fd: int, name: str = "") -> Reach | None:
         """Look through a folder for another name of a protected file, and for a file of this name."""
@@ -293,6 +315,14 @@ def identity_of(fd: int) -> Identity:
     return about.st_dev, about.st_ino
 
 
+def holds_definition(fd: int) -> bool:
+    """Tell whether an open folder is an agent's, since whenever it is one."""
+    with suppress(OSError):
+        os.stat(DEFINITION, dir_fd=fd, follow_symlinks=False)
+        return True
+    return False
+
+
 def _identity_of(path: str) -> Identity:
     with suppress(OSError):
         about = os.lstat(path)
@@ -323,20 +353,52 @@ def path_of(fd: int) -> str:
     return ""
 
 
-def _mounted(fd: int) -> Iterator[Identity]:
-    """Tell what is mounted below an open folder: a sandbox that shows the folder shows that, too."""
-    place = path_of(fd).rstrip("/")
+class _Mount(msgspec.Struct, frozen=True):
+    """Something that is mounted: which device, which folder of it, and where."""
+
+    device: str
+    root: str
+    point: str
+
+
+def _mounts() -> list[_Mount]:
+    """List what is mounted: a sandbox that shows a folder shows what is mounted below it, too."""
     try:
         with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:  # noqa: PTH123, as the lines around it.
-            lines = mounts.read().splitlines()
+            found = [line.split(" ") for line in mounts.read().splitlines()]
     except OSError:
+        return []
+    return [_Mount(words[2], _unescaped(words[3]), _unescaped(words[4])) for words in found]
+
+
+def _unescaped(text: str) -> str:
+    for code, sign in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, sign)
+    return text
+
+
+def _other_names(place: str, mounts: Sequence[_Mount], disk: _Disk) -> Iterator[str]:
+    """Tell by which other paths a place can be reached, since a part of the way to it is mounted elsewhere, too."""
+    above = [mount for mount in mounts if _is_below(place, mount.point)]
+    if not above:
         return
-    for line in lines:
-        point = line.split(" ")[4].replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n")
-        if place and point.startswith(f"{place}/"):
-            with suppress(OSError):
-                about = os.stat(point.replace("\\134", "\\"))  # noqa: PTH116, as the lines around it.
-                yield about.st_dev, about.st_ino
+    # Of several mounts at one point, the last is seen.
+    own = max(enumerate(above), key=lambda each: (len(each[1].point), each[0]))[1]
+    inside = _joined(own.root, place, own.point)
+    for other in mounts:
+        if other is not own and other.device == own.device and _is_below(inside, other.root):
+            name = _joined(other.point, inside, other.root)
+            if disk.identity(Path(name)) == disk.identity(Path(place)):
+                yield name
+
+
+def _is_below(place: str, folder: str) -> bool:
+    return place == folder or place.startswith(f"{folder.rstrip('/')}/")
+
+
+def _joined(folder: str, place: str, above: str) -> str:
+    """Write a place that lies below one folder as if it lay below another."""
+    return f"{folder.rstrip('/')}/{place[len(above.rstrip('/')) :].lstrip('/')}".rstrip("/") or "/"
 
 
 def _entries(fd: int) -> Iterator[tuple[str, str, int]]:

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from halter.core.errors import ConfigError
 from halter.core.protected import (
-    DEFINITION,
     NOTHING,
     OWN_NAMES,
     ProtectedPaths,
     Reach,
     Sight,
+    holds_definition,
     identity_of,
 )
 from halter.core.tools import Failed
@@ -179,10 +179,7 @@ def _refuse(reach: Reach | None, path: str) -> None:
 
 def _refuse_agents(fd: int, path: str, sight: Sight) -> None:
     """Refuse to write below a folder that is an agent's, whichever agent it is and since whenever it is one."""
-    if sight.reads:
-        return
-    with suppress(FileNotFoundError):
-        os.stat(DEFINITION, dir_fd=fd, follow_symlinks=False)
+    if not sight.reads and holds_definition(fd):
         raise Failed("Protected", f"{path} leads into the folder of an agent, which no tool may change.")
 
 

@@ -24,6 +24,9 @@ from halter.tools.result import bytes_to_text, joined
 P = ParamSpec("P")
 T = TypeVar("T")
 
+PROGRAMS: Final = ("/usr/local/bin", "/usr/bin", "/bin")
+"""Where commands of agents, and the sandbox around them, are looked for."""
+
 _CHUNK: Final = 1 << 18
 _ESCAPED: Final = 16
 """An answer is JSON, where a character may take so many bytes; half of the room must do."""

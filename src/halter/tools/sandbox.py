@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from halter.core.errors import ConfigError
-from halter.core.protected import NOTHING, Identity, ProtectedPaths, identity_of
+from halter.core.protected import NOTHING, Identity, ProtectedPaths, holds_definition, identity_of
 from halter.core.tools import STARTED_BY_AGENT, Failed
-from halter.tools.group import Ended, Program, run_group
+from halter.tools.group import PROGRAMS, Ended, Program, run_group
 
 _SYSTEM: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC: Final = ("alternatives", "group", "ld.so.cache", "localtime", "nsswitch.conf", "passwd", "ssl")
@@ -127,7 +127,7 @@ class Sandbox:
             same = ["/bin/sh", "-c", _SAME, "same", str(self.root), f"{device}:{inode}"]
             command = [*self._walls(folder), "--", *same, *command]
         known = {**self.environment, STARTED_BY_AGENT: "shell"}
-        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", **known}  # noqa: S108 The sandbox has a folder of this name for itself.
+        environment = {"PATH": ":".join(PROGRAMS), "HOME": "/tmp", "LANG": "C.UTF-8", **known}  # noqa: S108 The sandbox has a folder of this name for itself.
         return await run_group(Program(command, folder, environment, stdin, max_output=self.max_output))
 
     def _looked_at(self) -> Identity:
@@ -140,8 +140,8 @@ class Sandbox:
             ) from error
         try:
             sight = self.protected.sight()
-            seen = [self.protected.reach(place, reads=True) for place in self.readable]
-            if sight.of_root(fd) or sight.below(fd) or any(seen):
+            shown = (*self.readable, *(_shown(network=self.network) if self.enclosed else ()))
+            if sight.of_root(fd) or sight.below(fd) or self.protected.seen(shown) or holds_definition(fd):
                 raise Failed("Protected", "a command would reach what no tool may reach: nothing was run.")
             return identity_of(fd)
         finally:
@@ -153,7 +153,7 @@ class Sandbox:
             *("bwrap", "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
             *(["--share-net"] if self.network else []),
             *_system(),
-            *_bound(Path("/etc") / name for name in (*_ETC, *(_ETC_OF_NETWORK if self.network else ()))),
+            *_bound(_of_etc(network=self.network)),
             # Root outside is the owner of the kernel's settings inside, too, so that they must not be writable at all.
             *("--proc", "/proc", "--remount-ro", "/proc"),
             *("--dev", "/dev", *scratch, "/dev/shm", "--remount-ro", "/dev"),  # noqa: S108 As above.
@@ -182,6 +182,16 @@ def _system() -> list[str]:
         elif place.is_dir():
             shown += ["--ro-bind", str(place), str(place)]
     return shown
+
+
+def _of_etc(*, network: bool) -> list[Path]:
+    return [Path("/etc") / name for name in (*_ETC, *(_ETC_OF_NETWORK if network else ()))]
+
+
+def _shown(*, network: bool) -> list[Path]:
+    """List what every sandbox shows of the machine."""
+    system = (Path("/") / name for name in _SYSTEM)
+    return [Path("/usr"), *(place for place in system if not place.is_symlink()), *_of_etc(network=network)]
 
 
 def _bound(places: Iterable[Path]) -> list[str]:
