@@ -2,12 +2,14 @@
 
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from halter.config.trust import MAX_BYTES, Code, Trust, data_places, digest_of, folder_digest, loads_from_data
+from halter.config.command_lines import loads_from_data
+from halter.config.trust import MAX_BYTES, Code, Trust, data_places, digest_of, folder_digest
 from halter.core.errors import ConfigError
 from halter.core.servers import Server
 
@@ -42,38 +44,40 @@ def test_what_a_person_trusted_stays_trusted(folder: Path, trust: Trust, tmp_pat
     assert [(found.by, found.at) for found in again.folders().values()] == [("ada", 7)]
 
 
+CHANGES: list[Callable[[Path], object]] = [
+    lambda folder: (folder / "tools.py").write_text("evil\n"),
+    lambda folder: (folder / ".mcp.json").write_text('{"mcpServers": {}}'),
+    lambda folder: (folder / "new.py").write_text(""),
+    lambda folder: (folder / "lib/deep.py").unlink(),
+    lambda folder: (folder / "lib/deep.py").rename(folder / "lib/other.py"),
+    lambda folder: (folder / "run.sh").write_text("true"),
+    lambda folder: (folder / "server").write_text("#!/bin/sh\nevil\n"),
+    lambda folder: (folder / "server").chmod(0o755),
+    lambda folder: (folder / "node_modules/pkg/index").write_text("evil"),
+    lambda folder: (folder / ".venv/lib/x.pth").write_text("import evil"),
+    lambda folder: (folder / "sitecustomize.py").write_text("evil"),
+    lambda folder: (folder / "package.json").write_text("{}"),
+    lambda folder: (folder / ".env").write_text("A=b"),
+    lambda folder: (folder / "notes.txt").write_text("other data"),
+    lambda folder: (folder / "inner").symlink_to("lib"),
+    lambda folder: (folder / ".git/hooks/post-checkout").write_text("evil"),
+    lambda folder: (
+        (folder / "__pycache__").mkdir(),
+        (folder / "__pycache__/tools.cpython-311.pyc").write_text(""),
+    ),
+]
+
+
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda folder: (folder / "tools.py").write_text("evil\n"),
-        lambda folder: (folder / ".mcp.json").write_text('{"mcpServers": {}}'),
-        lambda folder: (folder / "new.py").write_text(""),
-        lambda folder: (folder / "lib/deep.py").unlink(),
-        lambda folder: (folder / "lib/deep.py").rename(folder / "lib/other.py"),
-        lambda folder: (folder / "run.sh").write_text("true"),
-        lambda folder: (folder / "server").write_text("#!/bin/sh\nevil\n"),
-        lambda folder: (folder / "server").chmod(0o755),
-        lambda folder: (folder / "node_modules/pkg/index").write_text("evil"),
-        lambda folder: (folder / ".venv/lib/x.pth").write_text("import evil"),
-        lambda folder: (folder / "sitecustomize.py").write_text("evil"),
-        lambda folder: (folder / "package.json").write_text("{}"),
-        lambda folder: (folder / ".env").write_text("A=b"),
-        lambda folder: (folder / "notes.txt").write_text("other data"),
-        lambda folder: (folder / "inner").symlink_to("lib"),
-        lambda folder: (folder / ".git/hooks/post-checkout").write_text("evil"),
-        lambda folder: (
-            (folder / "__pycache__").mkdir(),
-            (folder / "__pycache__/tools.cpython-311.pyc").write_text(""),
-        ),
-    ],
+    CHANGES,
     ids=[
         *("edited", "commands", "added", "removed", "renamed", "script", "no suffix", "executable", "node_modules"),
         *("venv", "sitecustomize", "package.json", "dotenv", "any file", "link", "git hook", "bytecode"),
     ],
 )
-def test_changed_code_is_not_trusted(folder: Path, trust: Trust, change: object) -> None:
+def test_changed_code_is_not_trusted(folder: Path, trust: Trust, change: Callable[[Path], object]) -> None:
     trust.trust(folder, folder_digest(folder), "ada", 7)
-    assert callable(change)
     change(folder)
     assert not trust.is_trusted(folder, folder_digest(folder))
 
@@ -177,6 +181,10 @@ def test_what_a_link_leads_out_to_is_covered(folder: Path, tmp_path: Path) -> No
         Server("x", command="sh", args=("-c", "cd desk && ./server")),
         Server("x", command="node", args=("--require=./desk/x.js", "server.js")),
         Server("x", command="python", args=("server.py",), env={"PYTHONPATH": "lib:desk"}),
+        Server("x", command="python", args=("-m", "desk.server")),
+        Server("x", command="uvicorn", args=("desk.server:app",)),
+        Server("x", command="ruby", args=("-Idesk", "server.rb")),
+        Server("x", command="sh", args=("-c", "cd desk&&./server")),
         Server("x", command="linked/server"),
     ],
 )
@@ -201,6 +209,66 @@ def test_a_program_may_work_on_data_but_not_be_loaded_from_it(folder: Path) -> N
     assert not loads_from_data(works, data_places(folder), {})
     for args in (("data",), ("-m", "data"), ("data/server.py",), ("server.py", "data/server.py")):
         assert loads_from_data(replace(works, command="python", args=args), data_places(folder), {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("timeout 5 python data", "nice -n 5 python data", "env node data", "env A=1 PYTHONPATH=data python server"),
+        *(
+            "python -W ignore data",
+            "python -X dev data",
+            "node --require ./server data",
+            "npx tsx data",
+            "bun run data",
+        ),
+        *("npm start --prefix data", "make all -C data", "make -Cdata", "perl -Idata server", "sh -O extglob data"),
+        *("uv run --directory data server", "uv run python data", "deno run -A data", "python -m pytest data"),
+        *("python -m uvicorn server:app --app-dir data", "npx -y nodemon data", "some-runner server data"),
+    ],
+)
+def test_data_is_not_given_to_a_program_that_could_load_it(folder: Path, line: str) -> None:
+    (folder / "data").mkdir()
+    command, *args = line.split()
+    assert loads_from_data(Server("x", command=command, args=tuple(args), cwd=str(folder)), data_places(folder), {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("python server data", "python3.11 -u -X dev server --root data", "python -m server data", "node server data"),
+        *("npx -y some-files-server data", "npx -p other some-server data", "uvx some-server --repository data"),
+        *("uv run server data", "uv run python server data", "deno run -A server data", "sh -eu server data"),
+        *("./server serve data", ".venv/bin/python server data"),
+    ],
+)
+def test_data_is_given_to_a_program_where_it_is_certain_what_is_run(folder: Path, line: str) -> None:
+    (folder / "data").mkdir()
+    command, *args = line.split()
+    assert not loads_from_data(Server("x", command=command, args=tuple(args), cwd=str(folder)), data_places(folder), {})
+
+
+@pytest.mark.parametrize(
+    ("named", "file"),
+    [
+        ('["AGENTS.md"]', "AGENTS.md"),
+        ('["-c", "exec ./playbooks/one.yaml"]', "playbooks/one.yaml"),
+        ('["replies.yaml"]', "replies.yaml"),
+        ('[".git/description"]', ".git/description"),
+        ('["linked"]', "AGENTS.md"),
+        ("[]", "tools.py"),
+    ],
+)
+def test_a_declaration_is_covered_if_it_could_be_run(folder: Path, named: str, file: str) -> None:
+    (folder / "agent.yaml").write_text(AGENT.replace("name: clerk", "name: clerk\nreflex: tools.py"))
+    (folder / ".mcp.json").write_text(f'{{"mcpServers": {{"x": {{"command": "sh", "args": {named}}}}}}}')
+    (folder / "linked").symlink_to("AGENTS.md")
+    (folder / "playbooks").mkdir()
+    for each in ("AGENTS.md", "playbooks/one.yaml", "replies.yaml", ".git/description"):
+        (folder / each).write_text("one")
+    before = folder_digest(folder)
+    (folder / file).write_text("two")
+    assert folder_digest(folder) != before
 
 
 def test_a_link_to_a_folder_is_no_folder(folder: Path, tmp_path: Path) -> None:

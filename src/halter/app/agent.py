@@ -17,6 +17,7 @@ from halter.app.pins import settle_pins
 from halter.app.protected import Protects, demand_unwritten, hold, of_settings, protected_for, refuses
 from halter.app.shelves import Library
 from halter.config.agent import read_agent
+from halter.config.command_lines import loads_from_data
 from halter.config.definition import definition_digest
 from halter.config.fleet import Fleet, read_fleet
 from halter.config.load import KeyPath
@@ -26,7 +27,7 @@ from halter.config.playbook import read_playbook
 from halter.config.resolve import against_tools, resolve
 from halter.config.roots import against_protected, writable
 from halter.config.skills import read_skills
-from halter.config.trust import Code, Trust, data_places, digest_of, loads_from_data
+from halter.config.trust import Code, Trust, data_places, digest_of
 from halter.core.errors import ConfigError
 from halter.core.mind import Mind
 from halter.core.playbook import Playbook

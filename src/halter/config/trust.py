@@ -1,14 +1,14 @@
 """Code in an agent's folder runs only after a person trusted it, once per digest.
 
 What is covered is every file that a command line could load from the folder: an interpreter reads a script of any name,
-and modules, packages and settings beside it. Left out are only the declarations that Halter itself reads, and the
-folders of data, from which no command line may load anything. A changed, added or removed file is another digest, and
-another digest is not trusted. Compiled Python counts too: whoever loads trusted code must not write bytecode beside it.
+and modules, packages and settings beside it. Left out are only the declarations that Halter itself reads, unless a
+command line or a link names one, and the folders of data, from which no command line may load anything. A changed,
+added or removed file is another digest, and another digest is not trusted. Compiled Python counts too: whoever loads
+trusted code must not write bytecode beside it.
 """
 
 import hashlib
 import os
-import re
 import stat
 import tempfile
 import time
@@ -19,18 +19,17 @@ from typing import Final
 import msgspec
 
 from halter.config.agent import AGENT_FILE, read_agent
+from halter.config.command_lines import DATA, named_by_servers
+from halter.config.mcp import MCP_FILE
 from halter.config.mind import INSTRUCTIONS
 from halter.config.roots import named_files, read_places, roots_of
+from halter.config.starter import TOOLS_FILE
 from halter.core.errors import ConfigError
 from halter.core.ids import Digest
-from halter.core.protected import lies_in
-from halter.core.servers import Server
 from halter.core.text import listed
 
 MAX_BYTES: Final = 2_000_000_000
 MAX_FILES: Final = 200_000
-DATA: Final = "data"
-"""A folder of this name in an agent's own holds what its code writes: no code may be loaded from it."""
 SETTLED: Final = 2_000_000_000
 """Nanoseconds after which a file that looks the same is the same: what changed later shows another time."""
 NAMED: Final = 5
@@ -40,7 +39,6 @@ LISTED: Final = 2_000
 _PORTION: Final = 1 << 20
 _OF_GIT: Final = frozenset(("config", "hooks"))
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-_WORDS: Final = re.compile(r"""[\s=:,;'"]+""")
 
 
 def folder_digest(folder: Path, left_out: Iterable[Path] = ()) -> Digest:
@@ -63,30 +61,6 @@ def data_places(folder: Path) -> tuple[Path, ...]:
     places = [Path(os.path.realpath(folder / name)) for name in names]
     own = Path(os.path.realpath(folder))
     return tuple(place for place in places if place != own and place.is_relative_to(own))
-
-
-def loads_from_data(server: Server, places: Iterable[Path], environ: Mapping[str, str]) -> str:
-    """Name the word of a command line by which it could load something from a folder of data, or nothing.
-
-    Such a folder may hold what an agent wrote. So no command line may name it, or run in it, or search it. Only the
-    agent's own `data` may be given to a program to work on, after the word that says what the program is to run.
-    """
-    cwd, kept = Path(server.cwd), tuple(places)
-    texts = (server.cwd, server.command, *server.args, *server.env.values(), environ.get("PATH", ""))
-    given = _given(server)
-    for text in texts:
-        for word in (text, *_WORDS.split(text)):
-            if word and "\0" not in word:
-                found = [place for place in kept if lies_in(cwd / word, place)]
-                if any(place.name != DATA or text not in given or not (cwd / word).is_dir() for place in found):
-                    return word
-    return ""
-
-
-def _given(server: Server) -> frozenset[str]:
-    """List the arguments after the first that is no option: by then it is said what is run."""
-    plain = [number for number, text in enumerate(server.args) if not text.startswith("-")]
-    return frozenset(server.args[plain[0] + 1 :]) - {server.args[plain[0]]} if plain else frozenset()
 
 
 class Code:
@@ -118,7 +92,21 @@ class Code:
                 raise ConfigError(f"{folder} holds too much code to be looked at: keep an agent's folder small.")
             if name not in declared and not stat.S_ISSOCK(about.st_mode):
                 found[name] = self._named(path, about, own, places)
-        return found
+        return found | self._named_besides(own, found, places)
+
+    def _named_besides(self, own: Path, found: Mapping[str, str], places: tuple[Path, ...]) -> dict[str, str]:
+        """Cover what a command line or a link names, and nothing else does: a declaration, or a file of Git's own.
+
+        Where data lies is left out: no command line and no link may lead there.
+        """
+        links = (own / name for name, content in found.items() if content.startswith("link "))
+        named = {Path(os.path.realpath(place)) for place in (*links, *named_by_servers(own)) if "\0" not in str(place)}
+        inside = {path.relative_to(own).as_posix(): path for path in named if path.is_relative_to(own)}
+        return {
+            name: self._named(path, os.lstat(path), own, places)
+            for name, path in inside.items()
+            if name not in found and path.is_file() and not any(map(path.is_relative_to, places))
+        }
 
     def _named(self, path: Path, about: os.stat_result, own: Path, places: tuple[Path, ...]) -> str:
         if stat.S_ISLNK(about.st_mode):
@@ -203,7 +191,8 @@ def _declared(folder: Path) -> frozenset[str]:
     except ConfigError:
         named = []
     below = [*folder.glob("playbooks/*.yaml"), *folder.glob(".agents/skills/*/SKILL.md")]
-    return frozenset((AGENT_FILE, INSTRUCTIONS, *named, *(path.relative_to(folder).as_posix() for path in below)))
+    declared = {AGENT_FILE, INSTRUCTIONS, *named, *(path.relative_to(folder).as_posix() for path in below)}
+    return frozenset(declared - {TOOLS_FILE, MCP_FILE})
 
 
 def _walked(folder: Path, left_out: frozenset[str]) -> Iterator[Path]:
