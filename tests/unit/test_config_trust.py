@@ -271,6 +271,11 @@ def test_a_declaration_is_covered_if_it_could_be_run(folder: Path, named: str, f
     assert folder_digest(folder) != before
 
 
+def test_words_of_a_command_line_that_are_no_paths_are_passed_over(folder: Path) -> None:
+    (folder / ".mcp.json").write_text('{"mcpServers": {"x": {"command": "sh", "args": ["' + "x" * 5000 + '"]}}}')
+    assert folder_digest(folder)
+
+
 def test_a_link_to_a_folder_is_no_folder(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(ConfigError, match="is not a folder"):

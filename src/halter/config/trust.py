@@ -105,7 +105,7 @@ class Code:
         return {
             name: self._named(path, os.lstat(path), own, places)
             for name, path in inside.items()
-            if name not in found and path.is_file() and not any(map(path.is_relative_to, places))
+            if name not in found and os.path.isfile(path) and not any(map(path.is_relative_to, places))  # noqa: PTH113, a word may be no path.
         }
 
     def _named(self, path: Path, about: os.stat_result, own: Path, places: tuple[Path, ...]) -> str:
