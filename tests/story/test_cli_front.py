@@ -269,10 +269,13 @@ def test_switching_on_a_folder_says_first_what_it_may_cost(ada: Person) -> None:
     ada.types("approve", "schedule/desk/check-the-mail")
     lines = ada.types("on", str(ada.agent))[1].splitlines()
     assert lines[0].startswith("It may spend at most $1.00 a session")
-    # After noon, a night has two days.
-    assert lines[1] in [f"A night, the next 12 hours, costs at worst {most}." for most in ("$5.00", "$10.00")]
-    assert lines[2].startswith("If nothing happens, its schedules cost $720.00 in thirty days")
+    assert lines[1].startswith("By the clock alone it spends at most ")
+    assert lines[1].endswith(" in thirty days: the runs of its schedules, bounded by every cap.")
+    assert lines[2] == "Messages, webhooks and watched folders add nothing to that: it is what its caps leave."
     assert lines[3].startswith("desk is on")
     answer = ada.looks("on", str(ada.agent))
+    # After noon, a night has two days; thirty days touch one more, unless they begin at midnight.
+    assert answer["idle_night_usd"] == answer["worst_night_usd"]
     assert answer["worst_night_usd"] in (5, 10)
-    assert answer["idle_month_usd"] == 720
+    assert answer["idle_month_usd"] == answer["worst_month_usd"]
+    assert answer["worst_month_usd"] in (150, 155)

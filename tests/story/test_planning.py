@@ -41,7 +41,7 @@ async def test_nothing_exists_before_the_yes_and_then_exactly_what_was_shown(wor
             "desk would do this by itself: check the mail",
             "When: every 2 days at 09:00, UTC",
             "Next: Thu 2026-01-01 09:00, Sat 2026-01-03 09:00, Mon 2026-01-05 09:00",
-            "Cost: at most $1.00 a run, its cap: there are too few earlier tasks to go by; $15.00 in thirty days",
+            "Cost: at most $1.00 a run and at most $15.00 in thirty days, bounded by every cap",
             f"Nothing is planned yet. Say approve, or: halter approve {MAIL}",
         ]
         assert await triggers(world) == []
@@ -175,7 +175,7 @@ async def test_a_link_to_check_is_no_schedule(world: World, tmp_path: Path) -> N
         assert done.routed.strategy == "GOAL"
 
 
-async def test_the_forecast_is_the_mean_of_earlier_tasks(world: World, tmp_path: Path) -> None:
+async def test_what_earlier_tasks_cost_stands_beside_the_most_that_it_may_cost(world: World, tmp_path: Path) -> None:
     from halter.app.talking import attend, begin
 
     reply = "- {text: Done., usage: {input_tokens: 1000, output_tokens: 100}}\n"
@@ -185,4 +185,5 @@ async def test_the_forecast_is_the_mean_of_earlier_tasks(world: World, tmp_path:
             await begin(desk.speaking, "tell me more", "task", f"one-{number}")
             await attend(desk.speaking, f"one-{number}")
         told = await desk.answer("every day at 9 check the mail")
-        assert "Cost: $0.002 a run, the mean of 5 tasks; $0.06 in thirty days" in told
+        most = "at most $1.00 a run and at most $30.00 in thirty days, bounded by every cap"
+        assert f"Cost: {most}; its last 5 tasks cost $0.002 on average" in told

@@ -1,53 +1,230 @@
-"""What an agent's runs will cost, as far as can be told before: by what its tasks cost so far, and by its caps."""
+"""What an agent can spend in the next hours and days: said before it runs where nobody watches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from halter.core.clock import DAY
-from halter.core.money import SAMPLES_KEPT, SAMPLES_NEEDED, forecast, shown
+from halter.app.agent import OWN_TOOLS
+from halter.app.runs import FROM_FILE, digest_of
+from halter.app.succession import is_bounded
+from halter.app.triggered import Made, read_made
+from halter.app.triggers import timing_of
+from halter.autonomy.forecast import Balances, Clockwork, Forecast, ScheduledRuns, forecast
+from halter.config.mcp import MCP_FILE
+from halter.config.mind import Read
+from halter.core.clock import DAY, HOUR
+from halter.core.errors import ConfigError
+from halter.core.here import stays_here
+from halter.core.ids import session_stream
+from halter.core.limits import Spender, accounts
+from halter.core.mind import REFLEX, SCRIPTED
+from halter.core.money import SAMPLES_KEPT, SAMPLES_NEEDED, BudgetRow, shown, usd
+from halter.core.money import forecast as mean_of
 from halter.core.ports import Query, Store
+from halter.core.rows import SessionRow
 from halter.core.schedules import Timing, ticks
+from halter.core.spec import Resolved
+from halter.core.task_rows import TriggerRow
+from halter.core.tasks import Schedule, caps_of, trigger_id
+from halter.core.usage import ModelName, Unpriced
 
-MONTH = 30 * DAY
-REMEMBERED = 30 * DAY
+NIGHT: Final = 12 * HOUR
+MONTH: Final = 30 * DAY
+REMEMBERED: Final = 30 * DAY
 """What is older tells nothing of tomorrow."""
-MOST_TICKS = 50_000
+MANY: Final = 1_000_000
+"""A model that costs nothing for so many tokens is free."""
 
 
-class PerRun(msgspec.Struct, frozen=True):
-    """What one run will probably cost; without enough earlier ones, the most that it may. None is any amount."""
+class Foreseen(msgspec.Struct, frozen=True):
+    """What an agent can spend in a night and in thirty days. `causes` names what the clock alone makes it do."""
 
-    usd: int | None
-    samples: int = 0
+    night: Forecast
+    month: Forecast
+    causes: tuple[str, ...] = ()
+    free: bool = False
 
-    def told(self) -> str:
-        """Say it, and on what grounds."""
-        if self.samples:
-            return f"{_amount(self.usd)} a run, the mean of {self.samples} tasks"
-        return f"at most {_amount(self.usd)} a run, its cap: there are too few earlier tasks to go by"
+    def told(self) -> Sequence[str]:
+        """Say both, and what they assume."""
+        if self.free:
+            return ["It spends nothing: what it uses has no price."]
+        alone = "By the clock alone it spends nothing: it takes no turns by itself, and has no schedules."
+        if self.causes:
+            alone = (
+                f"By the clock alone it spends {shown_most(self.night.clock)} in the next 12 hours and "
+                f"{shown_most(self.month.clock)} in thirty days: {' and '.join(self.causes)}, bounded by every cap."
+            )
+        return [alone, f"Messages, webhooks and watched folders {self._added()}"]
+
+    def _added(self) -> str:
+        most = (self.night.most, self.month.most)
+        if None in most:
+            return "can add any amount, for no cap bounds it."
+        if (self.night.clock, self.month.clock) == most:
+            return "add nothing to that: it is what its caps leave."
+        return f"can raise that to {' and '.join(map(shown_most, most))}, what its caps leave."
+
+    def amounts(self) -> Mapping[str, Decimal | None]:
+        """Name all four for programs; None is any amount."""
+        named = {
+            "idle_night_usd": self.night.clock,
+            "worst_night_usd": self.night.most,
+            "idle_month_usd": self.month.clock,
+            "worst_month_usd": self.month.most,
+        }
+        return {name: None if micros is None else usd(micros) for name, micros in named.items()}
+
+
+async def foresee(
+    store: Store, policy: Resolved, read: Read, folder: Path, environ: Mapping[str, str], now: int
+) -> Foreseen:
+    """Work out what an agent can spend, for what its file names and what people confirmed."""
+    work = await clockwork_of(store, policy, read, folder, environ, now)
+    balances = await balances_of(store, work, now)
+    night, month = (forecast(work, balances, now, now + span) for span in (NIGHT, MONTH))
+    runs_alone = read.pacing.autonomy.enabled
+    named = {
+        "its own turns": runs_alone,
+        "the runs of its schedules": bool(work.schedules),
+        "what is under way": bool(work.sessions) and not runs_alone,
+    }
+    return Foreseen(night, month, tuple(name for name, there in named.items() if there), work.free)
+
+
+async def clockwork_of(
+    store: Store, policy: Resolved, read: Read, folder: Path, environ: Mapping[str, str], now: int
+) -> Clockwork:
+    """Find out what the clock alone makes an agent do."""
+    runs_alone, under_way = read.pacing.autonomy.enabled, await _under_way(store, policy)
+    begins = runs_alone and not any(row.kind == "autonomous" for row in under_way)
+    cap = policy.caps.session.max_cost_usd
+    return Clockwork(
+        agent=policy.name,
+        caps=policy.caps,
+        sessions=(*([cap] if begins else []), *[await _unspent(store, row, cap) for row in under_way]),
+        renews=runs_alone and policy.on_cap != "ask" and await is_bounded(store, policy, now),
+        schedules=await _schedules(store, policy, read, now),
+        free=is_free(policy, read, folder, environ),
+    )
+
+
+async def balances_of(store: Store, work: Clockwork, now: int) -> Balances:
+    """Look up what stands against the caps of an agent and its schedules in the windows of now."""
+    spenders = [(work.caps, "")] + [(each.caps, each.trigger) for each in work.schedules]
+    legs = {
+        (leg.scope, leg.window): leg
+        for caps, trigger in spenders
+        for leg in accounts(caps, Spender("", work.agent, trigger), now)
+        if leg.scope != session_stream("")
+    }
+    found: dict[tuple[str, str], BudgetRow] = {}
+    for scope, window in legs:
+        params = {"scope": scope, "window": window, "unit": "usd"}
+        found |= {(row.scope, row.window): row for row in await store.ask(Query("budget", BudgetRow, params))}
+    return found
+
+
+async def _under_way(store: Store, policy: Resolved) -> Sequence[SessionRow]:
+    """List the sessions that go on without a person: those of triggers, and the one in which the agent runs alone."""
+    params = {"agent": policy.name, "kind": "autonomous", "limit": 1}
+    own = [row for row in await store.ask(Query("sessions_of", SessionRow, params)) if row.ended_at is None]
+    return [*own, *await store.ask(Query("open_tasks", SessionRow, {"agent": policy.name}))]
+
+
+async def _unspent(store: Store, row: SessionRow, cap: int | None) -> int | None:
+    params = {"scope": session_stream(row.session), "window": "", "unit": "usd"}
+    found = next(iter(await store.ask(Query("budget", BudgetRow, params))), None)
+    if found is None:
+        return cap
+    binding = found.binding(cap)
+    return None if binding is None else max(0, binding - found.spent)
+
+
+async def _schedules(store: Store, policy: Resolved, read: Read, now: int) -> tuple[ScheduledRuns, ...]:
+    """List the schedules that the file names, and those that people confirmed."""
+    rows = {row.trigger: row for row in await store.ask(Query("triggers_of", TriggerRow, {"agent": policy.name}))}
+    found: list[ScheduledRuns] = []
+    for each in read.tasks.schedules:
+        row = rows.get(trigger_id(policy.name, each.name))
+        same = row if row is not None and row.digest == digest_of(each) else None
+        made = None if same is None else await read_made(store, same)
+        timing = made.timing if made is not None and made.timing is not None else timing_of(each, now)
+        found.append(runs_of(policy, each, timing, same, now))
+    for row in rows.values():
+        made = await read_made(store, row) if row.made_by != FROM_FILE and row.type == "schedule" else None
+        found += [] if made is None else _confirmed(policy, made, row, now)
+    return tuple(found)
+
+
+def _confirmed(policy: Resolved, made: Made, row: TriggerRow, now: int) -> Sequence[ScheduledRuns]:
+    trigger = made.trigger()
+    if not isinstance(trigger, Schedule) or made.timing is None:
+        return []
+    return [runs_of(policy, trigger, made.timing, row, now)]
+
+
+def runs_of(
+    policy: Resolved, schedule: Schedule, timing: Timing, row: TriggerRow | None = None, now: int = 0
+) -> ScheduledRuns:
+    """Put together what bounds the runs of a schedule; its `row` says which of them are due already."""
+    queued = row is not None and row.queued_at is not None
+    missed = row is not None and ticks(timing, row.ticked_at, now, 1).count > 0
+    return ScheduledRuns(
+        trigger=trigger_id(policy.name, schedule.name),
+        timing=timing,
+        caps=caps_of(policy.caps, schedule),
+        min_interval=schedule.min_interval,
+        pending=queued + missed,
+    )
+
+
+def is_free(policy: Resolved, read: Read, folder: Path, environ: Mapping[str, str]) -> bool:
+    """Tell whether nothing that an agent uses has a price. What its own code costs shows only when it runs."""
+    if (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists():
+        return False
+    return all(_costs_nothing(name, policy, read, environ) for name in read.models())
+
+
+def _costs_nothing(name: str, policy: Resolved, read: Read, environ: Mapping[str, str]) -> bool:
+    model = ModelName.parse(name)
+    described = read.mind.providers.get(model.provider)
+    url = None if described is None else described.base_url
+    if not stays_here(model, url):
+        return False
+    # These take a while to import, and only models of this machine need them here.
+    from halter.models.prices import Prices
+    from halter.models.providers import model_from
+
+    if model.provider not in {SCRIPTED, REFLEX}:
+        try:
+            url = model_from(name, read.mind.providers, environ.get).base_url
+        except ConfigError:
+            return False
+    rates = Prices(policy.prices).find(model, url)
+    return not isinstance(rates, Unpriced) and rates.bound(MANY, MANY, 0) == 0
+
+
+class Mean(msgspec.Struct, frozen=True):
+    """What the newest tasks of an agent cost on average."""
+
+    usd: int
+    samples: int
 
 
 class _Cost(msgspec.Struct, frozen=True):
     usd: int
 
 
-async def per_run(store: Store, agent: str, cap: int | None, now: int) -> PerRun:
-    """Tell what a task of an agent will cost."""
+async def mean_cost(store: Store, agent: str, now: int) -> Mean | None:
+    """Tell what an agent's tasks cost so far; None where there are too few to go by."""
     params = {"agent": agent, "since": now - REMEMBERED, "limit": SAMPLES_KEPT}
     costs = [row.usd for row in await store.ask(Query("task_costs", _Cost, params))]
-    if len(costs) < SAMPLES_NEEDED:
-        return PerRun(cap)
-    return PerRun(forecast(costs).mean, len(costs))
+    return None if len(costs) < SAMPLES_NEEDED else Mean(mean_of(costs).mean, len(costs))
 
 
-def in_a_month(timings: Sequence[Timing], run: PerRun, now: int) -> int | None:
-    """Tell what all runs of the next thirty days will cost; None is any amount."""
-    times = sum(ticks(timing, now, now + MONTH, MOST_TICKS).count for timing in timings)
-    if not times:
-        return 0
-    return None if run.usd is None else times * run.usd
-
-
-def _amount(usd: int | None) -> str:
-    return "any amount" if usd is None else shown(usd)
+def shown_most(micros: int | None) -> str:
+    """Say a bound for people."""
+    return "any amount" if micros is None else f"at most {shown(micros)}"

@@ -7,10 +7,11 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from halter.app.forecasts import PerRun, in_a_month, per_run
+from halter.app.forecasts import MONTH, balances_of, mean_cost, runs_of, shown_most
 from halter.app.runs import digest_of
 from halter.app.speaking import Speaking
 from halter.app.triggered import made_of
+from halter.autonomy.forecast import Clockwork, forecast, least
 from halter.brain.route import Scheduled
 from halter.core.money import shown
 from halter.core.ports import Query
@@ -42,11 +43,10 @@ async def propose(speaking: Speaking, said: Scheduled) -> Asked:
     if against:
         return Asked("", against)
     agent, now = speaking.agent.policy.name, speaking.app.clock.now()
-    run = await per_run(speaking.store, agent, speaking.agent.policy.caps.session.max_cost_usd, now)
     name = await _free_name(speaking, said.prompt)
     schedule = Schedule(name=name, prompt=said.prompt, timezone=said.timing.timezone)
     planned = Planned(
-        shown=words(agent, said, run, now),
+        shown=words(agent, said, await _cost(speaking, schedule, said, now), now),
         trigger=trigger_id(agent, name),
         type="schedule",
         digest=digest_of(schedule),
@@ -94,7 +94,19 @@ async def _taken(speaking: Speaking, name: str) -> bool:
     return bool(await speaking.store.ask(Query("decision", DecisionRow, {"decision": f"schedule/{identity}"})))
 
 
-def words(agent: str, said: Scheduled, run: PerRun, now: int) -> str:
+async def _cost(speaking: Speaking, schedule: Schedule, said: Scheduled, now: int) -> str:
+    """Say what it costs at most, and what earlier tasks cost."""
+    policy, store = speaking.agent.policy, speaking.store
+    work = Clockwork(agent=policy.name, caps=policy.caps, schedules=(runs_of(policy, schedule, said.timing),))
+    found = forecast(work, await balances_of(store, work, now), now, now + MONTH)
+    run = least([policy.caps.session.max_cost_usd, found.most])
+    monthly = f" and {shown_most(found.clock)} in thirty days" if said.recurring else ""
+    mean = await mean_cost(store, policy.name, now)
+    earlier = "" if mean is None else f"; its last {mean.samples} tasks cost {shown(mean.usd)} on average"
+    return f"{shown_most(run)} a run{monthly}, bounded by every cap{earlier}"
+
+
+def words(agent: str, said: Scheduled, cost: str, now: int) -> str:
     """Show what was understood, when it would run next, and what it will cost."""
     times = list(_next(said.timing, now))
     zone = said.timing.timezone
@@ -102,16 +114,9 @@ def words(agent: str, said: Scheduled, run: PerRun, now: int) -> str:
         f"{agent} would do this by itself: {said.prompt}",
         f"When: {explained(said.timing)}",
         f"Next: {', '.join(_written(at, zone) for at in times)}{'' if said.recurring else ', and not again'}",
-        f"Cost: {run.told()}{_monthly(said, run, now)}",
+        f"Cost: {cost}",
     ]
     return "\n".join(lines)
-
-
-def _monthly(said: Scheduled, run: PerRun, now: int) -> str:
-    if not said.recurring:
-        return ""
-    month = in_a_month([said.timing], run, now)
-    return f"; {'any amount' if month is None else shown(month)} in thirty days"
 
 
 def _next(timing: Timing, now: int) -> Sequence[int]:

@@ -35,15 +35,20 @@ async def used_up(store: Store, policy: Resolved, last: SessionRow | None, now: 
     turns = [each for each in await _of_kind(store, last, TurnEnded.KIND, TURNS) if isinstance(each, TurnEnded)]
     met = next((each for each in await _of_kind(store, last, CostCapReached.KIND, 1)), None)
     cap, key = await _named(store, policy, last, met if isinstance(met, CostCapReached) else None)
-    legs = [leg for leg in accounts(policy.caps, Spender("", policy.name), now) if leg.window]
     return UsedUp(
         cap=cap,
         key=key,
         turns=sum(turn.why != "cost_cap_reached" for turn in turns),
-        bounded=any([await _binding(store, leg) is not None for leg in legs]),
+        bounded=await is_bounded(store, policy, now),
         asks=policy.on_cap == "ask",
         tokens=isinstance(met, CostCapReached) and met.unit == "tokens",
     )
+
+
+async def is_bounded(store: Store, policy: Resolved, now: int) -> bool:
+    """Tell whether some cap of an hour, a day or a month applies to an agent now."""
+    legs = [leg for leg in accounts(policy.caps, Spender("", policy.name), now) if leg.window]
+    return any([await _binding(store, leg) is not None for leg in legs])
 
 
 async def _of_kind(store: Store, row: SessionRow, kind: str, limit: int) -> Sequence[object]:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from halter.app.agent import assembled
+from halter.app.forecasts import foresee
 from halter.app.forgetting import forget, retention_of
 from halter.app.hooks import Hooks
 from halter.app.living import Living, Pulse, nobody
 from halter.app.most import at_most
-from halter.app.nights import costs
 from halter.app.notices import Notices
 from halter.app.opened import App
 from halter.app.outbox import Outbox, senders_of
@@ -149,8 +149,9 @@ class Up:
             return
         name = agent.policy.name
         most = await at_most(self._app, agent.policy)
-        night = await costs(self._store, agent.policy, agent.read, self._app.clock.now())
-        for sentence in (most, *night.told(), *agent.left_out, *unwritten(agent.read.pacing)):
+        now, environ = self._app.clock.now(), self._app.environ
+        foreseen = await foresee(self._store, agent.policy, agent.read, folder, environ, now)
+        for sentence in (most, *foreseen.told(), *agent.left_out, *unwritten(agent.read.pacing)):
             self._tell(name, sentence)
         self.agents[name] = Living(speaking, folder, self._pulse)
         self._triggers[name] = Triggers(speaking, folder, self._tell, self._waits)

@@ -26,9 +26,6 @@ SLACK: Final = 5 * SECOND
 RETRY: Final = 5 * SECOND
 """How long a document rests after its first failure; each further rest is four times as long."""
 
-MOST: Final = 100_000
-"""So many runs are counted at most: more than there are seconds in a day."""
-
 
 class Run(msgspec.Struct, frozen=True):
     """Start the run of that time."""
@@ -252,17 +249,6 @@ def _delay(left: int, around: Around, room: int | None) -> Delay:
     if room == 0:
         return Delay("cost_cap_reached", left, "What is at work now may need all the money that is left.")
     return Delay("overlap", left, f"{around.running or 'As many as may be'} are at work.")
-
-
-def worst(schedules: Sequence[tuple[Timing, int | None]], since: int, until: int) -> int | None:
-    """Add up what all runs in a stretch of time may cost at most; None where one of them has no cap."""
-    total = 0
-    for timing, cap in schedules:
-        times = ticks(timing, since, until, MOST).count
-        if times and cap is None:
-            return None
-        total += times * (cap or 0)
-    return total
 
 
 def empty_of(left: int, cap: int, scope: str, until: int | None) -> Empty | None:

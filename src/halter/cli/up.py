@@ -32,7 +32,6 @@ from halter.cli.view import View
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, session_of
-from halter.core.money import usd
 from halter.core.ports import Query
 from halter.core.rows import AgentRow
 from halter.core.text import counted, listed
@@ -209,10 +208,11 @@ def on(
 ) -> None:
     """Switch an agent on: where `halter up` runs it, its next session begins at once.
 
-    Of a folder it is said before what a night may cost at worst, and what the agent costs if nothing happens.
+    Of a folder it is said before what the agent spends at most in the next 12 hours and in thirty days: by the clock
+    alone, and with messages, webhooks and watched folders.
     """
 
-    async def job(app: App) -> tuple[str, bool, dict[str, Decimal | None]]:
+    async def job(app: App) -> tuple[str, bool, Mapping[str, Decimal | None]]:
         from halter.app.desk.steering import switch
 
         only_a_person(app, "switch an agent on")
@@ -229,22 +229,21 @@ def on(
     _unless(known, name)
 
 
-async def _costs(app: App, folder: Path, name: str, *, as_json: bool) -> dict[str, Decimal | None]:
+async def _costs(app: App, folder: Path, name: str, *, as_json: bool) -> Mapping[str, Decimal | None]:
     """Say what an agent may cost before it is switched on, if its folder is named and can be read."""
     if not (folder / AGENT_FILE).is_file():
         return {}
+    from halter.app.forecasts import foresee
     from halter.app.most import at_most
-    from halter.app.nights import costs
     from halter.app.unrun import read_folder
 
     written = read_folder(folder, app.settings.fleet)
     if written.policy.name != name:
         return {}
-    found = await costs(app.store, written.policy, written.read, app.clock.now())
+    found = await foresee(app.store, written.policy, written.read, folder, app.environ, app.clock.now())
     for sentence in () if as_json else (await at_most(app, written.policy), *found.told()):
         say(sentence, at_once=True)
-    amounts = {"worst_night_usd": found.worst_night, "idle_month_usd": found.idle_month}
-    return {name: None if micros is None else usd(micros) for name, micros in amounts.items()}
+    return found.amounts()
 
 
 def off(

@@ -62,6 +62,14 @@ class Read:
     pacing: Pacing = field(default_factory=Pacing)
     tasks: Tasks = field(default_factory=Tasks)
 
+    def models(self) -> Iterator[str]:
+        """List all models that the agent may ask."""
+        yield from (
+            name for name in (self.mind.model, *self.mind.fallback_models, *self.mind.model_for.values()) if name
+        )
+        yield from self.pacing.models()
+        yield from self.tasks.review.judges
+
 
 def resolve_mind(fleet: Fleet, agent: Agent, folder: Path | None) -> Mind:
     """Put together how an agent thinks, or raise a ConfigError that says what to change."""

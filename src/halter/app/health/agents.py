@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -116,15 +116,8 @@ def _trusted(settings: Settings, folder: Path, name: str) -> Check | None:
 
 def _models(agent: "Written", environ: Mapping[str, str]) -> Check | None:
     """Tell whether each model that the agent names can be had: its library, its key, its price."""
-    found = [_model(name, agent, environ) for name in dict.fromkeys(_named(agent))]
+    found = [_model(name, agent, environ) for name in dict.fromkeys(agent.read.models())]
     return worst(f"{agent.policy.name} models", found) if found else None
-
-
-def _named(agent: "Written") -> Iterator[str]:
-    mind = agent.read.mind
-    yield from (name for name in (mind.model, *mind.fallback_models, *mind.model_for.values()) if name)
-    yield from agent.read.pacing.models()
-    yield from agent.read.tasks.review.judges
 
 
 def _model(name: str, agent: "Written", environ: Mapping[str, str]) -> Check:

@@ -1,0 +1,194 @@
+"""Before an agent runs it is said what it can spend: by the clock alone, and whatever happens."""
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from halter.app.forecasts import Foreseen, clockwork_of, foresee
+from halter.app.unrun import read_folder
+from halter.autonomy.forecast import Forecast, forecast
+from halter.core.clock import DAY, HOUR, MINUTE
+from halter.core.limits import Cap, Caps
+from halter.core.money import DOLLAR, usd
+from halter.core.ports import Query
+from halter.core.rows import SpendRow
+from halter.core.tasks import AnyTrigger, Schedule, Watch
+from halter.testing.seedloop import START
+from halter.testing.world import World
+from tests.story.autonomous import Fleet
+from tests.story.fronts import Front, front
+
+WIDE = Caps(agent=(Cap(None),), fleet=(Cap(None),))
+EVERY_HOUR = Schedule(name="hourly", every=HOUR)
+PRICES = "models: {scripted:script: {price: {input: 1, output: 200}}}\n"
+NAP = """\
+- text: I looked.
+  calls: [{tool: yield, arguments: {mode: sleep, sleep: 1s}}]
+  usage: {input_tokens: 400, output_tokens: 60}
+"""
+
+
+async def foreseen(
+    desk: Front, caps: Caps, triggers: Sequence[AnyTrigger] = (), *, autonomous: bool = False
+) -> Foreseen:
+    agent = desk.speaking.agent
+    tasks = msgspec.structs.replace(
+        agent.read.tasks,
+        schedules=tuple(each for each in triggers if isinstance(each, Schedule)),
+        watches=tuple(each for each in triggers if isinstance(each, Watch)),
+    )
+    autonomy = msgspec.structs.replace(agent.read.pacing.autonomy, enabled=autonomous)
+    read = replace(agent.read, tasks=tasks, pacing=msgspec.structs.replace(agent.read.pacing, autonomy=autonomy))
+    policy = msgspec.structs.replace(agent.policy, caps=caps)
+    return await foresee(desk.world.store, policy, read, agent.place or desk.home, {}, desk.world.now)
+
+
+async def test_an_agent_without_a_gate_is_forecast_at_what_its_caps_leave_and_spends_no_more(
+    world: World, tmp_path: Path
+) -> None:
+    fleet = Fleet(world, tmp_path, PRICES)
+    folder = fleet.agent("watch", "model: scripted\nscript: script.yaml\n", script_yaml=NAP * 9)
+    fleet.start(folder)
+    await world.advance(MINUTE // 3)
+    spent = sum(row.usd for row in await world.journal.ask(Query("all_spends", SpendRow)))
+    assert spent == 111_600
+    assert [said for _, said in fleet.told[1:3]] == [
+        (
+            "By the clock alone it spends at most $5.00 in the next 12 hours and at most $150.00 in thirty days: "
+            "its own turns, bounded by every cap."
+        ),
+        "Messages, webhooks and watched folders add nothing to that: it is what its caps leave.",
+    ]
+
+
+async def test_the_forecast_of_thirty_days_is_bounded_by_the_cap_of_each_day(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        caps = Caps(session=Cap(DOLLAR // 2), agent=(Cap(DOLLAR // 20, "day"),))
+        found = await foreseen(desk, caps, [EVERY_HOUR])
+        assert found.month == Forecast(30 * DOLLAR // 20, 30 * DOLLAR // 20)
+
+
+async def test_watched_folders_cost_nothing_by_the_clock_alone(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        unbounded = await foreseen(desk, WIDE, [Watch(name="w")])
+        assert (unbounded.night, unbounded.month) == (Forecast(0, None), Forecast(0, None))
+        assert unbounded.told() == [
+            "By the clock alone it spends nothing: it takes no turns by itself, and has no schedules.",
+            "Messages, webhooks and watched folders can add any amount, for no cap bounds it.",
+        ]
+        bounded = await foreseen(desk, Caps(), [Watch(name="w")])
+        assert bounded.night == Forecast(0, 5 * DOLLAR)
+        assert bounded.told()[1] == (
+            "Messages, webhooks and watched folders can raise that to at most $5.00 and at most $150.00, "
+            "what its caps leave."
+        )
+
+
+async def test_what_a_person_confirmed_counts_as_well(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        await desk.answer("every 2 hours check the mail")
+        await desk.answer("approve")
+        assert (await foreseen(desk, WIDE)).night == Forecast(6 * DOLLAR, None)
+
+
+async def test_a_session_is_renewed_only_where_another_cap_bounds_the_agent(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        assert (await foreseen(desk, WIDE, [EVERY_HOUR], autonomous=True)).night.clock == 13 * DOLLAR
+        assert (await foreseen(desk, Caps(), [EVERY_HOUR], autonomous=True)).night.clock == 5 * DOLLAR
+
+
+async def test_an_agent_whose_models_and_tools_have_no_price_spends_nothing(world: World, tmp_path: Path) -> None:
+    fleet = Fleet(world, tmp_path)
+    fleet.start(fleet.agent("watch", "model: scripted\nscript: script.yaml\n", script_yaml=NAP))
+    await world.advance(MINUTE // 60)
+    assert fleet.told[1] == ("watch", "It spends nothing: what it uses has no price.")
+
+
+USD = st.sampled_from((DOLLAR // 20, DOLLAR // 8, DOLLAR // 3))
+HALF_AN_HOUR_BEFORE_FEBRUARY = START + 31 * DAY - HOUR // 2
+
+
+class Life(msgspec.Struct, frozen=True):
+    """What is drawn of an agent: its caps in micro-dollars, the rest of its file, and what its model answers."""
+
+    session: int
+    hour: int | None
+    day: int | None
+    fleet_day: int | None
+    spec: str
+    script: str
+
+    def limits(self) -> str:
+        amounts = {"": self.session, "_per_hour": self.hour, "_per_day": self.day}
+        return ", ".join(f"max_cost_usd{per}: {written(usd)}" for per, usd in amounts.items())
+
+
+def written(micros: int | None) -> str:
+    return "none" if micros is None else str(usd(micros))
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> Life:
+    every = draw(st.lists(st.sampled_from(("4m", "7m", "20m")), max_size=2))
+    own = draw(st.booleans()) or not every
+    more = draw(st.sampled_from(("", ", max_cost_usd: 0.06", ", max_cost_usd_per_hour: 0.1", ", overlap: queue")))
+    pace = draw(st.sampled_from(("", ", gate: {on: change, max_skips: 2}", ", max_consecutive_turns: 3")))
+    schedules = "".join(f"  - {{name: s{n}, every: {each}, prompt: Look.{more}}}\n" for n, each in enumerate(every))
+    autonomy = f"autonomy: {{enabled: {str(own).lower()}{pace}}}\n"
+    sleeps = draw(st.lists(st.sampled_from((0, 1, 45, 300)), min_size=1, max_size=3))
+    return Life(
+        session=draw(USD),
+        hour=draw(st.none() | USD),
+        day=draw(st.none() | USD),
+        fleet_day=draw(st.none() | USD),
+        spec=f"{autonomy}schedules:\n{schedules}" if every else autonomy,
+        script="".join(reply(sleep) for sleep in sleeps) * 120,
+    )
+
+
+def reply(sleep: int) -> str:
+    mode = f"{{mode: sleep, sleep: {sleep}}}" if sleep else "{mode: continue}"
+    usage = "{input_tokens: 300, output_tokens: 90}"
+    return f"- text: I looked.\n  calls: [{{tool: yield, arguments: {mode}}}]\n  usage: {usage}\n"
+
+
+# A life takes a while: what fails is shown as it was drawn.
+@settings(max_examples=6, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(life=lives(), on_cap=st.sampled_from(("wrap_up", "stop")))
+def test_by_the_clock_alone_nobody_spends_more_than_was_forecast_and_no_forecast_passes_a_cap(
+    life: Life, on_cap: str
+) -> None:
+    start, until = HALF_AN_HOUR_BEFORE_FEBRUARY, HALF_AN_HOUR_BEFORE_FEBRUARY + HOUR
+    with tempfile.TemporaryDirectory() as home, World(start=start, orderly=True) as world:
+        fleet = Fleet(
+            world, Path(home), f"{PRICES}limits: {{max_cost_usd_per_day: {written(life.fleet_day)}}}\n", sturdy=True
+        )
+        limits = f"limits: {{{life.limits()}, max_output_tokens: 100, min_output_tokens: 100, on_cap: {on_cap}}}\n"
+        spec = f"model: scripted\nscript: script.yaml\n{limits}{life.spec}"
+        folder = fleet.agent("watch", spec, script_yaml=life.script)
+
+        async def live() -> tuple[Forecast, int]:
+            policy, read = (file := read_folder(folder, fleet.settings.fleet)).policy, file.read
+            work = await clockwork_of(world.journal, policy, read, folder, {}, start)
+            fleet.start(folder)
+            await world.advance(HOUR)
+            spends = await world.journal.ask(Query("all_spends", SpendRow))
+            return forecast(work, {}, start, until), sum(row.usd for row in spends)
+
+        found, spent = world.run(live())
+    # The hour, the day and the month all change once in that span.
+    caps = [2 * cap for cap in (life.hour, life.day, life.fleet_day) if cap is not None]
+    assert spent > 0
+    assert found.clock is None or spent <= found.clock
+    assert found.most == min(caps, default=None)
+    assert found.most is None or (found.clock is not None and found.clock <= found.most)
