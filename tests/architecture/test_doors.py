@@ -157,6 +157,7 @@ def test_a_question_to_a_store_is_no_question_to_a_model(tmp_path: Path) -> None
 RESERVED = {
     "run_in_own_process": {Path("tools/tool.py"), PROGRAM},
     "run_isolated": {Path("tools/tool.py"), Path("tools/isolated.py")},
+    "run_forked": {Path("tools/tool.py"), Path("tools/forked.py")},
     "isolated_program": {Path("tools/isolated.py")},
     "send_request": {Path("tools/dialogue.py")},
     "call_tool": set[Path](),
@@ -204,6 +205,7 @@ def test_what_acts_is_named_only_where_a_permit_opens_it(name: str) -> None:
 REACHES = {
     "run_in_own_process": "def go(tool, permit):\n    return tool.run_in_own_process(b'{}', permit)\n",
     "run_isolated": "from halter.tools.isolated import run_isolated as go\n",
+    "run_forked": "from halter.tools import forked\ngo = forked.run_forked\n",
     "isolated_program": "import runpy\nrunpy.run_module('halter.tools.isolated_program')\n",
     "send_request": "async def go(server):\n    return await server._live.session.send_request({}, None)\n",
     "call_tool": "async def go(server):\n    return await server._live.session.call_tool('pay', {})\n",
@@ -231,7 +233,7 @@ acted: list[str] = []
 """What ran without a permit."""
 
 
-@tool(check=lambda order: acted.append(f"asked about {order}"))
+@tool(check=lambda order: acted.append(f"asked about {order}"), isolate=False)
 def pay(order: int = 7) -> str:
     """Pay an order."""
     acted.append(f"paid {order}")

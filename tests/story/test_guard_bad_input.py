@@ -100,9 +100,16 @@ async def raises(how: str) -> str:
     raise error
 
 
-@tool(cost=0.001)
+@tool(cost=0.001, isolate=False)
 def raises_in_thread(how: str) -> str:
     """Raise something in a thread."""
+    error = RAISED[how]()
+    raise error
+
+
+@tool(cost=0.001)
+def raises_in_copy(how: str) -> str:
+    """Raise something in a copy of the process."""
     error = RAISED[how]()
     raise error
 
@@ -158,7 +165,7 @@ async def clings() -> str:
     return ""
 
 
-@tool(timeout=0.05)
+@tool(timeout=0.05, isolate=False)
 def hangs_in_thread(fifo: str) -> str:
     """Hang where nobody can stop it."""
     return Path(fifo).read_text()
@@ -195,7 +202,7 @@ def isolated_hang(place: str) -> str:
 
 
 OWN: tuple[Tool, ...] = (
-    *(echo, order, raises, raises_in_thread, recurses, gives),
+    *(echo, order, raises, raises_in_thread, raises_in_copy, recurses, gives),
     *(hangs, clings, hangs_in_thread, isolated, isolated_hang),
 )
 AGENT = b"name: desk\nmode: FULL\nlimits: {max_cost_usd: 1}\n"
@@ -277,7 +284,7 @@ async def test_a_tool_that_is_not_there_is_told_as_such(desk: Desk, name: str) -
 
 
 @pytest.mark.parametrize("how", RAISED)
-@pytest.mark.parametrize("name", ["raises", "raises_in_thread"])
+@pytest.mark.parametrize("name", ["raises", "raises_in_thread", "raises_in_copy"])
 async def test_whatever_a_tool_raises_is_a_structured_failure(desk: Desk, name: str, how: str) -> None:
     answer = await desk.meets(name, {"how": how}, "error", ": ")
     assert len(answer.text) <= 300

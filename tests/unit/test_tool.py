@@ -340,7 +340,7 @@ async def test_a_blocked_read_is_abandoned_and_a_blocked_write_is_said_to_be_uns
         release.wait()
 
     for effect, raised in (("read", asyncio.CancelledError), ("write", Unstoppable)):
-        task = asyncio.create_task(ran(tool(block, effect=effect)))
+        task = asyncio.create_task(ran(tool(block, effect=effect, isolate=False)))
         await asyncio.to_thread(started.acquire)
         task.cancel()
         with pytest.raises(raised):

@@ -3,10 +3,12 @@
 import os
 import sqlite3
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
 from halter.core.errors import StoreUnusable
+from halter.core.forks import ForkLock
 
 PAGE_BYTES: Final = 2048
 """SQLite writes whole pages: with small ones, a lone step writes half as much as with the usual 4096."""
@@ -76,9 +78,68 @@ def tables(connection: sqlite3.Connection) -> set[str]:
     return {str(row[0]) for row in named}
 
 
-def _connected(path: str, *, uri: bool) -> sqlite3.Connection:
+class Connection(sqlite3.Connection):
+    """A connection that is not inside SQLite while the process forks: SQLite's locks would stay locked in the copy."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.inside = ForkLock()
+        with self.inside:
+            super().__init__(*args, **kwargs)
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Run a statement up to its first row."""
+        return Cursor(self).execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
+        """Run a statement for each of the parameters."""
+        return Cursor(self).executemany(sql, parameters)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self.inside:
+            super().close()
+
+
+class Cursor(sqlite3.Cursor):
+    """A cursor whose every step is taken under the lock of its connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._inside = connection.inside
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Self:
+        """Run a statement up to its first row."""
+        with self._inside:
+            return super().execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> Self:
+        """Run a statement for each of the parameters."""
+        with self._inside:
+            return super().executemany(sql, parameters)
+
+    def fetchone(self) -> Any:
+        """Take one row."""
+        with self._inside:
+            return super().fetchone()
+
+    def fetchall(self) -> list[Any]:
+        """Take all rows that are left."""
+        with self._inside:
+            return super().fetchall()
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  all rows, in one go
+        return iter(self.fetchall())
+
+
+def _connected(path: str, *, uri: bool) -> Connection:
     return sqlite3.connect(
-        path, isolation_level=None, check_same_thread=False, cached_statements=256, uri=uri, timeout=LOCK_SECONDS
+        path,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+        uri=uri,
+        timeout=LOCK_SECONDS,
+        factory=Connection,
     )
 
 

@@ -1,6 +1,6 @@
-"""Programs in process groups of their own: drained while they run, and killed with all their children.
+"""Processes in groups of their own: drained while they run, and killed with all their children.
 
-A thread of its own sees to each program: it reads, waits, kills and reaps, so that no signal can ever reach a process
+A thread of its own sees to each process: it reads, waits, kills and reaps, so that no signal can ever reach a process
 that has another's number. Cancelling the caller tells that thread to kill.
 """
 
@@ -10,9 +10,9 @@ import selectors
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,19 @@ PROGRAMS: Final = ("/usr/local/bin", "/usr/bin", "/bin")
 """Where commands of agents, and the sandbox around them, are looked for."""
 
 _CHUNK: Final = 1 << 18
-_ESCAPED: Final = 16
-"""An answer is JSON, where a character may take so many bytes; half of the room must do."""
+_WIDE: Final = 16
+"""So many bytes an answer may have for each character of output: a failure has two texts, of up to 4 bytes each."""
 
 _GRACE: Final = 5.0
 """Seconds within which a killed program must be gone; only one that the kernel itself holds fast is not."""
+
+
+_GROUPS: Final = set[int]()
+
+
+def running_groups() -> tuple[int, ...]:
+    """Name the leaders of the groups that run in this process's name: whoever ends it must end them, too."""
+    return tuple(_GROUPS)
 
 
 class Threads(Executor):
@@ -116,10 +124,37 @@ class _Kept:
         return f"[{self.dropped:,} bytes are left out of the middle]\n" if self.dropped else ""
 
 
+@dataclass(frozen=True)
+class Started:
+    """A process that runs in a group of its own: its number, and this end of its pipes, -1 for none.
+
+    `stdin` is written to it; then its input is closed, unless it is held until the end. `reap` waits for its end and
+    returns its exit code.
+    """
+
+    pid: int
+    output: int
+    answer: int
+    reap: Callable[[], int]
+    max_output: int
+    input: int = -1
+    stdin: bytes = b""
+    close_input: Callable[[], None] | None = None
+
+
+Start = Callable[[], AbstractContextManager[Started]]
+"""Starts a process; leaving the context closes the pipes."""
+
+
 async def run_group(program: Program) -> Ended:
     """Run a program to its end; cancelled, kill its whole group and wait until it is gone."""
+    return await attend(partial(_started, program), program.argv[0])
+
+
+async def attend(start: Start, name: str) -> Ended:
+    """Start a process and see it to its end; cancelled, kill its whole group and wait until it is gone."""
     stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    future = asyncio.get_running_loop().run_in_executor(Threads(), _run, program, stop)
+    future = asyncio.get_running_loop().run_in_executor(Threads(), _run, start, stop)
     future.add_done_callback(lambda _: os.close(stop))
     try:
         return await asyncio.shield(future)
@@ -128,25 +163,40 @@ async def run_group(program: Program) -> Ended:
             os.eventfd_write(stop, 1)
         await asyncio.wait([future], timeout=_GRACE)
         if not future.done():
-            raise Unstoppable(f"{program.argv[0]} was killed and still has not ended.") from None
+            raise Unstoppable(f"{name} was killed and still has not ended.") from None
         future.exception()
         raise
 
 
-def _run(program: Program, stop: int) -> Ended:
+def _run(start: Start, stop: int) -> Ended:
+    with start() as started:
+        return _Attendant(started).attend(stop)
+
+
+@contextmanager
+def _started(program: Program) -> Generator[Started]:
     answer, answer_end = os.pipe() if program.answers else (-1, -1)
     try:
         process = _start(program, answer_end)
     except (OSError, ValueError) as error:
-        _close(answer)
+        close(answer)
         raise Failed(type(error).__name__, f"{program.argv[0]} could not be started: {error}") from error
     finally:
-        _close(answer_end)
+        close(answer_end)
     try:
         with process:
-            return _Attendant(process, program, answer).attend(stop)
+            yield Started(
+                pid=process.pid,
+                output=_fd(process.stdout),
+                answer=answer,
+                reap=process.wait,
+                max_output=program.max_output,
+                input=_fd(process.stdin),
+                stdin=program.stdin,
+                close_input=None if program.answers or process.stdin is None else process.stdin.close,
+            )
     finally:
-        _close(answer)
+        close(answer)
 
 
 def _start(program: Program, answer_end: int) -> "subprocess.Popen[bytes]":
@@ -165,22 +215,22 @@ def _start(program: Program, answer_end: int) -> "subprocess.Popen[bytes]":
 
 
 class _Attendant:
-    """Reads, writes and waits for one program, and leaves nothing of it behind."""
+    """Reads, writes and waits for one process, and leaves nothing of it behind."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", program: Program, answer: int) -> None:
-        self._process = process
-        self._hold_stdin = program.answers
-        self._unwritten = memoryview(program.stdin)
-        self._output = _Kept(program.max_output)
-        self._answer = _Kept(program.max_output * _ESCAPED)
-        self._sinks = {_fd(process.stdout): self._output, answer: self._answer}
+    def __init__(self, started: Started) -> None:
+        self._started = started
+        self._unwritten = memoryview(started.stdin)
+        self._output = _Kept(started.max_output)
+        self._answer = _Kept(started.max_output * _WIDE)
+        self._sinks = {started.output: self._output, started.answer: self._answer}
         self._sinks.pop(-1, None)
         self._selector = selectors.DefaultSelector()
         self._over = False
 
     def attend(self, stop: int) -> Ended:
-        """Go on until the program itself has ended, whoever else still holds its pipes, or until told to stop."""
-        exited = os.pidfd_open(self._process.pid)
+        """Go on until the process itself has ended, whoever else still holds its pipes, or until told to stop."""
+        exited = os.pidfd_open(self._started.pid)
+        _GROUPS.add(self._started.pid)
         try:
             with self._selector:
                 self._watch(exited, stop)
@@ -188,16 +238,17 @@ class _Attendant:
                     for key, _ in self._selector.select():
                         key.data(key.fd)
         finally:
-            _kill_group(self._process.pid)
+            _kill_group(self._started.pid)
             os.close(exited)
-            self._process.wait()
+            _GROUPS.discard(self._started.pid)
+            code = self._started.reap()
         self._read_rest()
-        return Ended(self._process.returncode, self._output.text(), bytes(self._answer.head + self._answer.tail))
+        return Ended(code, self._output.text(), bytes(self._answer.head + self._answer.tail))
 
     def _watch(self, exited: int, stop: int) -> None:
-        stdin = _fd(self._process.stdin)
-        os.set_blocking(stdin, False)
-        self._selector.register(stdin, selectors.EVENT_WRITE, self._write)
+        if self._started.input >= 0:
+            os.set_blocking(self._started.input, False)
+            self._selector.register(self._started.input, selectors.EVENT_WRITE, self._write)
         for fd in self._sinks:
             self._selector.register(fd, selectors.EVENT_READ, self._read)
         for fd in (exited, stop):
@@ -213,7 +264,7 @@ class _Attendant:
             self._selector.unregister(fd)
 
     def _write(self, fd: int) -> None:
-        """Write what the program reads; one that does not care to read it is no failure."""
+        """Write what the process reads; one that does not care to read it is no failure."""
         try:
             written = os.write(fd, self._unwritten)
         except BlockingIOError:
@@ -223,8 +274,8 @@ class _Attendant:
         self._unwritten = self._unwritten[written:]
         if not self._unwritten:
             self._selector.unregister(fd)
-            if self._process.stdin and not self._hold_stdin:
-                self._process.stdin.close()
+            if self._started.close_input is not None:
+                self._started.close_input()
 
     def _read_rest(self) -> None:
         """Read what the pipes still hold, but wait for nobody who escaped with one of them."""
@@ -236,15 +287,20 @@ class _Attendant:
 
 
 def _kill_group(leader: int) -> None:
-    """Kill all of a group whose leader is not reaped yet, so that its number cannot be another's."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+    """Kill all of a group whose leader is not reaped yet, so that its number cannot be another's.
+
+    A copy that has just been forked does not lead a group yet, and is killed by itself.
+    """
+    for kill in (os.kill, os.killpg):
+        with suppress(ProcessLookupError, PermissionError):
+            kill(leader, signal.SIGKILL)
 
 
 def _fd(pipe: IO[bytes] | None) -> int:
     return pipe.fileno() if pipe else -1
 
 
-def _close(fd: int) -> None:
+def close(fd: int) -> None:
+    """Close a pipe, if there is one."""
     if fd >= 0:
         os.close(fd)

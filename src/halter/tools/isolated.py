@@ -1,8 +1,7 @@
-"""A function in a process of its own, which can be killed. Only JSON crosses the border, in both directions."""
+"""A function in a new interpreter, which can be killed. Only JSON crosses the border, in both directions."""
 
 import inspect
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from halter.core.errors import ConfigError
-from halter.core.tools import STARTED_BY_AGENT, Failed, Output
+from halter.core.tools import STARTED_BY_AGENT, Output
+from halter.tools.done import ANSWER_MORE, read_answer
 from halter.tools.group import Program, run_group
 
 _PROGRAM: Final = "halter.tools.isolated_program"
@@ -27,15 +27,6 @@ class Job(msgspec.Struct, frozen=True):
     arguments: str
     key: str
     max_output: int
-
-
-class Done(msgspec.Struct, frozen=True):
-    """What came of it: a text and perhaps a cost, or a failure."""
-
-    text: str = ""
-    cost: int | None = None
-    kind: str = ""
-    message: str = ""
 
 
 def check_findable(tool: str, function: Callable[..., Any]) -> None:
@@ -54,16 +45,5 @@ async def run_isolated(function: Callable[..., Any], arguments: bytes, key: str,
     argv = [sys.executable, "-P", "-m", _PROGRAM]
     stdin = msgspec.json.encode(job) + b"\n"
     environment = {**os.environ, STARTED_BY_AGENT: "tool"}
-    program = Program(argv, Path.cwd(), environment, stdin, answers=True, max_output=max_output + 1000)
-    ended = await run_group(program)
-    try:
-        done = msgspec.json.decode(ended.answer, type=Done)
-    except msgspec.DecodeError:
-        raise Failed("Crashed", f"the tool's process ended without an answer: {_why(ended.code)}", ended.text) from None
-    if done.kind:
-        raise Failed(done.kind, done.message, ended.text)
-    return Output(done.text, done.cost)
-
-
-def _why(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}." if code < 0 else f"exit code {code}."
+    program = Program(argv, Path.cwd(), environment, stdin, answers=True, max_output=max_output + ANSWER_MORE)
+    return read_answer(await run_group(program))

@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from halter.core.text import clean
 from halter.core.tools import Failed, Permit
-from halter.tools.isolated import Done, Job
-from halter.tools.result import to_output
+from halter.tools.done import perform
+from halter.tools.isolated import Job
 from halter.tools.tool import FunctionTool, tool
 
 if __name__ != "__main__":
@@ -30,7 +29,7 @@ def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     with os.fdopen(answer, "wb") as pipe:
-        pipe.write(msgspec.json.encode(_do(job)))
+        pipe.write(_do(job))
     sys.stdout.flush()
     os._exit(0)
 
@@ -41,15 +40,10 @@ def _die_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _do(job: Job) -> Done:
+def _do(job: Job) -> bytes:
     sys.path[:] = job.path
-    try:
-        permit = Permit(job.key, 0, {})
-        output = to_output(_found(job).run_in_own_process(job.arguments.encode(), permit), job.max_output)
-    except Failed as failed:
-        kind, _, message = str(failed).partition(": ")
-        return Done(kind=kind, message=clean(message))
-    return Done(text=clean(output.text), cost=output.cost_micros)
+    permit = Permit(job.key, 0, {})
+    return perform(lambda: _found(job).run_in_own_process(job.arguments.encode(), permit), job.max_output)
 
 
 def _found(job: Job) -> FunctionTool:

@@ -4,8 +4,9 @@
     async def weather(city: str) -> str:
         '''Tell what the weather is like.'''
 
-The docstring tells the model what the function does, the types what it takes. A function that blocks runs in a thread,
-which cannot be stopped; with `isolate=True` it runs in a process of its own, which can.
+The docstring tells the model what the function does, the types what it takes. An async function runs on the event
+loop. A plain one runs in a copy of the process, made for this call, which is killed when the call is halted, cancelled
+or out of time: it sees all that the process has, and changes nothing of it. `isolate` chooses another place.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from decimal import Decimal
 from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, Final, NoReturn, Self, TypedDict, Unpack, get_args, overload
+from typing import Any, Final, NoReturn, Self, TypedDict, Unpack, cast, get_args, overload
 
 from msgspec.structs import replace
 
@@ -43,6 +44,7 @@ from halter.core.tools import (
     sealed,
 )
 from halter.tools.arguments import Arguments
+from halter.tools.forked import run_forked
 from halter.tools.group import Threads
 from halter.tools.isolated import check_findable, run_isolated
 from halter.tools.result import MAX_OUTPUT, to_output
@@ -64,6 +66,8 @@ class FunctionTool:
         max_output: int,
         given: Mapping[str, Any] = MappingProxyType({}),
         writes: str = "",
+        *,
+        threaded: bool = False,
     ) -> None:
         self._function = Locked(function)
         self._arguments = Arguments(spec.name, function)
@@ -72,6 +76,7 @@ class FunctionTool:
         self._given = given
         self._writes = writes
         self.place: Rooted | None = None
+        self._threaded = threaded
         self._spec = sealed(replace(spec, schema=self._arguments.schema))
         if spec.isolate and self._arguments.deps:
             raise ConfigError(f"The tool {spec.name} runs in a process of its own, which has no deps to give it.")
@@ -112,9 +117,8 @@ class FunctionTool:
         if self._spec.isolate:
             plain = self._arguments.revealed(arguments, permit)
             return await run_isolated(function, plain, permit.id, self._max_output)
-        values = self._filled(arguments, permit)
         unstoppable = self._spec.effect == "write"
-        return to_output(await _called(function, values, unstoppable=unstoppable), self._max_output)
+        return await self._called(function, self._filled(arguments, permit), unstoppable=unstoppable)
 
     async def check(self, arguments: Valid, permit: Permit) -> Happened:
         """Ask the tool's own check; without one, nobody knows."""
@@ -123,8 +127,17 @@ class FunctionTool:
         check = self._check.open(permit)
         filled = self._filled(arguments, permit)
         values = {name: filled[name] for name in inspect.signature(check).parameters}
-        found = await _called(check, values, unstoppable=False)
-        return found if found in get_args(Happened) else "unknown"
+        found = (await self._called(check, values, unstoppable=False)).text
+        return cast("Happened", found) if found in get_args(Happened) else "unknown"
+
+    async def _called(self, function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Output:
+        """Call a function where it belongs: on the loop, in a thread, or in a copy of the process."""
+        if inspect.iscoroutinefunction(function):
+            return to_output(await _awaited(function, values), self._max_output)
+        call = partial(_call_now, function, values)
+        if self._threaded:
+            return to_output(await _in_thread(call, function.__name__, unstoppable=unstoppable), self._max_output)
+        return await run_forked(call, function.__name__, self._max_output)
 
     def _filled(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
         missing = [name for name in self._arguments.deps if name not in self._given]
@@ -145,6 +158,13 @@ class FunctionTool:
 
 class Options(TypedDict, total=False):
     """What is said of a tool beside its function.
+
+    `isolate` says where the function runs. Not given, a plain function runs in a copy of the process that is made for
+    the call: it sees what the process has, changes nothing of it, uses none of its open connections, and can be killed.
+    With True it runs in a new interpreter, which imports its module: for libraries that do not work after a fork. With
+    False it runs in a thread, where it can change the process and use its connections, and cannot be stopped: it runs
+    on after a halt or a timeout, and if it keeps the interpreter to itself it stops the whole process, which then is
+    ended as a whole where `halter` runs it.
 
     `cost` is in dollars, or "learned" from earlier calls. `timeout` is in seconds or written like `5m`. `check` finds
     out what became of a write whose answer was lost. `egress` says that the arguments choose where data goes.
@@ -177,7 +197,8 @@ def tool(
         return lambda function: tool(function, **options)
     check = options.get("check")
     most, writes = options.get("max_output", MAX_OUTPUT), options.get("writes", "")
-    return FunctionTool(function, _described(function, options), check, most, writes=writes)
+    threaded = options.get("isolate") is False
+    return FunctionTool(function, _described(function, options), check, most, writes=writes, threaded=threaded)
 
 
 def _described(function: Callable[..., Any], options: Options) -> ToolSpec:
@@ -193,7 +214,7 @@ def _described(function: Callable[..., Any], options: Options) -> ToolSpec:
         egress=options.get("egress", False),
         cost="learned" if cost == "learned" else dollars(cost),
         timeout=TIMEOUT if timeout is None else _micros(timeout),
-        isolate=options.get("isolate", False),
+        isolate=bool(options.get("isolate")),
         checked="check" in options,
     )
 
@@ -220,9 +241,7 @@ def spec_from_hints(
     return sealed(spec)
 
 
-async def _called(function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Any:
-    if not inspect.iscoroutinefunction(function):
-        return await _in_thread(function, values, unstoppable=unstoppable)
+async def _awaited(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     try:
         return await function(**values)
     except asyncio.CancelledError as error:
@@ -238,16 +257,15 @@ async def _called(function: Callable[..., Any], values: Mapping[str, Any], *, un
         raise _failure(error) from error
 
 
-async def _in_thread(function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Any:
-    call = partial(_call_now, function, values)
+async def _in_thread(call: Callable[[], Any], name: str, *, unstoppable: bool) -> Any:
     work = asyncio.get_running_loop().run_in_executor(Threads(), call)
     try:
         return await work
     except asyncio.CancelledError:
         if unstoppable:
             raise Unstoppable(
-                f"{function.__name__} runs on in its thread, which cannot be stopped: nobody knows what it will do. "
-                "Make it async, or let it run with isolate=True."
+                f"{name} runs on in its thread, which cannot be stopped: nobody knows what it will do. "
+                "Make it async, or let it run without isolate=False."
             ) from None
         raise
 

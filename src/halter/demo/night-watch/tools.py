@@ -13,7 +13,8 @@ BEFORE: list[tuple[int, int]] = []
 """What the processor had done when it was looked at last: time in all, and time at rest."""
 
 
-@tool(level="SAFE", effect="read")
+# In the process itself, because it remembers how far the processor was: it only reads a few lines of the system.
+@tool(level="SAFE", effect="read", isolate=False)
 def look_at_machine() -> dict[str, float]:
     """Tell how much of the processor, the memory and the disk is used, in percent."""
     return {"cpu": _cpu(), "memory": _memory(), "disk": _disk(HERE)}

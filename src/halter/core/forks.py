@@ -1,0 +1,72 @@
+"""Forks of a process that has threads.
+
+A fork copies the thread that asks for it, and no other. A lock that another thread holds at that moment stays locked in
+the copy for ever, and C libraries have locks that no Python code sees: SQLite has some for the whole process. So a
+thread that works in such a library holds a `ForkLock` meanwhile, and `fork` waits until every one of them is free.
+"""
+
+import itertools
+import os
+import threading
+import time
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+from weakref import WeakValueDictionary
+
+LONGEST_WAIT: Final = 1.0
+"""Seconds that a fork waits for the threads. After this it goes on: a copy that hangs is killed at its deadline."""
+
+
+class ForkLock:
+    """A lock that no thread holds while the process forks. Nothing else may be waited for under it."""
+
+    __slots__ = ("__weakref__", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        with _FORKING:
+            _LOCKS[next(_NUMBERS)] = self
+
+    def __enter__(self) -> None:
+        # A fork that waits goes first: a thread that lets go only to take the lock again would keep it waiting.
+        if _FORKING.locked():
+            with _FORKING:
+                pass
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def take(self, seconds: float) -> bool:
+        """Take the lock for a fork, if it gets free in time."""
+        return self._lock.acquire(timeout=seconds)
+
+    def let_go(self) -> None:
+        """Give the lock back after a fork, in the process and in its copy."""
+        self._lock.release()
+
+
+_FORKING: Final = threading.Lock()
+_LOCKS: Final = WeakValueDictionary[int, ForkLock]()
+_NUMBERS: Final = itertools.count()
+
+
+def fork() -> int:
+    """Fork at a moment when no thread holds a fork lock; return 0 in the copy, and the copy's number here."""
+    with _FORKING, _all_free(), warnings.catch_warnings():
+        # From Python 3.12 on, a fork beside threads is warned of, since the copy may hang: the locks are against that.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+@contextmanager
+def _all_free() -> Generator[None]:
+    deadline = time.monotonic() + LONGEST_WAIT
+    held = [lock for _, lock in sorted(_LOCKS.items()) if lock.take(max(0.0, deadline - time.monotonic()))]
+    try:
+        yield
+    finally:
+        for lock in held:
+            lock.let_go()

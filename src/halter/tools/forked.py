@@ -1,0 +1,147 @@
+"""A plain function in a copy of this process, which can be killed.
+
+The copy has all that the process has at that moment: closures, globals, what the program gave to its tools. What the
+function changes stays in the copy; what it returns comes back as text. Nothing of the copy reaches what it shares with
+the process: connections are closed there, what it prints is kept apart, and it ends without any clean-up.
+"""
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import stat
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Final, NoReturn, TextIO, cast
+
+from halter.core.forks import fork
+from halter.core.tools import STARTED_BY_AGENT, Output
+from halter.tools.done import ANSWER_MORE, perform, read_answer
+from halter.tools.group import Started, attend, close
+
+_PRCTL: Final = ctypes.CDLL(None).prctl
+_SET_PARENT_DEATH_SIGNAL: Final = 1
+
+
+async def run_forked(call: Callable[[], Any], name: str, max_output: int) -> Output:
+    """Call a function in a copy of this process; its group is killed at the end, or when this is cancelled."""
+    return read_answer(await attend(partial(_started, call, max_output), name))
+
+
+@contextmanager
+def _started(call: Callable[[], Any], max_output: int) -> Generator[Started]:
+    """Fork in the thread that attends to the copy: the kernel ends the copy when that thread is gone."""
+    (output, output_end), (answer, answer_end) = os.pipe(), os.pipe()
+    parent, handled = os.getpid(), _handled_signals()
+    try:
+        pid = fork()
+        if pid == 0:
+            _be_the_copy(partial(perform, call, max_output), parent, handled, output_end, answer_end)
+    except OSError:
+        close(output)
+        close(answer)
+        raise
+    finally:
+        close(output_end)
+        close(answer_end)
+    try:
+        yield Started(pid, output, answer, partial(_reap, pid), max_output + ANSWER_MORE)
+    finally:
+        close(output)
+        close(answer)
+
+
+def _reap(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _handled_signals() -> list[int]:
+    """List the signals that the process handles in Python; the copy has more to do for each page that it touches."""
+    return [int(number) for number in signal.valid_signals() if callable(signal.getsignal(number))]
+
+
+def _be_the_copy(work: Callable[[], bytes], parent: int, handled: list[int], output: int, answer: int) -> NoReturn:
+    """Do the work and end, whatever happens: this must never return into the code of the process."""
+    code = 1
+    try:
+        _set_apart(parent, handled)
+        _let_go_of_connections({output, answer})
+        _redirect(output)
+        done = memoryview(work())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        while done:
+            done = done[os.write(answer, done) :]
+        code = 0
+    except BaseException:  # noqa: BLE001 Nobody is above this, and what it was must be told.
+        with suppress(BaseException):
+            traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _set_apart(parent: int, handled: list[int]) -> None:
+    """Be a group of its own that ends with its parent, with no signal handled as the process handles it."""
+    os.setsid()
+    _PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    for number in handled:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # What the process left for the collector, a connection perhaps, is not the copy's to finish.
+    gc.freeze()
+    os.environ[STARTED_BY_AGENT] = "tool"
+
+
+def _let_go_of_connections(kept: set[int]) -> None:
+    """Put a closed connection in the place of everything that has another end.
+
+    Two processes that speak over one connection destroy it for both. Only to close it would not do: the next file that
+    is opened would get its number, and be written to by whoever had the connection.
+    """
+    dead, other = socket.socketpair()
+    other.close()
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 A path for each of them takes ten times as long.
+        if fd not in kept and fd != dead.fileno() and _has_another_end(fd):
+            os.dup2(dead.fileno(), fd, inheritable=False)
+
+
+def _has_another_end(fd: int) -> bool:
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        return False  # The list of the files was one of them.
+    if stat.S_ISCHR(mode):
+        return os.isatty(fd)
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISBLK(mode))
+
+
+def _redirect(output: int) -> None:
+    """Read nothing, and print into the pipe, past whatever the process has buffered.
+
+    A logger may have kept the streams of the process, so what stands behind those is exchanged too.
+    """
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    for place in {1, 2, *_numbers(sys.stdout, sys.stderr)}:
+        os.dup2(output, place)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 It is open until the end.
+    sys.stdout = sys.__stdout__ = _printing(1)
+    sys.stderr = sys.__stderr__ = _printing(2)
+
+
+def _numbers(*streams: TextIO | None) -> Iterator[int]:
+    for stream in streams:
+        # A stream may be none, closed, or no file at all.
+        with suppress(AttributeError, OSError, ValueError):
+            yield cast("TextIO", stream).fileno()
+
+
+def _printing(fd: int) -> Any:
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)

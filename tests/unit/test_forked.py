@@ -1,0 +1,353 @@
+"""Plain tools run in a copy of the process: it sees what the process has, changes nothing of it, and can be killed."""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halter.core.events import HaltLifted
+from halter.core.forks import ForkLock, fork
+from halter.core.tools import STARTED_BY_AGENT, Failed, Happened, Happening, Output, Permit, Unstoppable, Valid
+from halter.journal.sqlite_file import open_connection
+from halter.testing.seedloop import SeedLoop, run
+from halter.tools.arguments import Deps
+from halter.tools.tool import FunctionTool, tool
+
+CATASTROPHE = re.compile(r"(a+)+$")
+ENDLESS = "a" * 60 + "b"
+
+
+def permit() -> Permit:
+    return Permit("call-1", deadline=0, secrets={})
+
+
+async def ran(subject: FunctionTool, **arguments: Any) -> str:
+    checked = subject.validate(json.dumps(arguments).encode())
+    assert isinstance(checked, Valid), checked
+    return (await subject.run(checked, permit())).text
+
+
+async def gone(*family: int) -> None:
+    """Wait for what was killed to be gone, which the system does in its own time."""
+    async with asyncio.timeout(30):
+        while any(runs(pid) for pid in family):  # noqa: ASYNC110  nobody else tells
+            await asyncio.sleep(0.01)
+
+
+def runs(pid: int) -> bool:
+    """Tell whether a process runs; one that nobody has reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@tool
+def match(fifo: str) -> str:
+    """Match badly: the engine holds the interpreter lock until the end of the world."""
+    Path(fifo).write_text(str(os.getpid()))
+    return str(CATASTROPHE.match(ENDLESS))
+
+
+@tool
+def count(fifo: str) -> str:
+    """Count in C, which holds the lock as well."""
+    Path(fifo).write_text(str(os.getpid()))
+    return str(sum(range(10**15)))
+
+
+@tool
+def family(fifo: str) -> str:
+    """Start a child, tell both numbers, and hang."""
+    child = subprocess.Popen(["/bin/sleep", "600"])
+    Path(fifo).write_text(f"{os.getpid()} {child.pid}")
+    signal.pause()
+    return ""
+
+
+@pytest.mark.parametrize("subject", [match, count, family], ids=lambda each: each.spec.name)
+async def test_a_plain_tool_is_killed_whatever_it_is_stuck_in_and_the_loop_goes_on(
+    subject: FunctionTool, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    task = asyncio.create_task(ran(subject, fifo=str(fifo)))
+    pids = [int(pid) for pid in (await asyncio.to_thread(fifo.read_text)).split()]
+    assert os.getpid() not in pids
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await gone(*pids)
+
+
+async def test_a_plain_tool_sees_what_the_process_has_now_and_changes_nothing_of_it() -> None:
+    seen: list[str] = ["first"]
+
+    class Bank:
+        balance = 5
+
+    def spend(amount: int, bank: Deps[Bank]) -> str:
+        """Spend."""
+        bank.balance -= amount
+        seen.append("spent")
+        return f"{bank.balance} {seen}"
+
+    bank = Bank()
+    subject = tool(spend).given(bank)
+    seen.append("second")
+    assert await ran(subject, amount=2) == "3 ['first', 'second', 'spent']"
+    assert await ran(tool(lambda: "a lambda", name="nameless")) == "a lambda"
+    assert (bank.balance, seen) == (5, ["first", "second"])
+
+
+async def test_a_tool_may_be_let_run_in_the_process() -> None:
+    seen: list[int] = []
+
+    def note() -> None:
+        seen.append(os.getpid())
+
+    await ran(tool(note, isolate=False))
+    assert seen == [os.getpid()]
+
+
+async def test_what_a_plain_tool_prints_is_seen_by_nobody_and_kept_where_it_fails(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    logger = logging.getLogger("halter.test_forked")
+    logger.addHandler(logging.StreamHandler())
+
+    def chatter(fails: bool) -> str:  # noqa: FBT001  an argument that a model fills in
+        """Chatter."""
+        sys.stdout.write("out, ")
+        logger.warning("logged")
+        os.write(2, b"written")
+        if fails:
+            raise Failed("Own", "words", partial=", and own")
+        return "done"
+
+    assert await ran(tool(chatter), fails=False) == "done"
+    with pytest.raises(Failed, match="Own: words") as failed:
+        await ran(tool(chatter), fails=True)
+    assert all(each in failed.value.partial for each in ("out, ", "logged", "written", ", and own"))
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_a_plain_tool_cannot_disturb_the_connections_of_the_process(tmp_path: Path) -> None:
+    here, there = socket.socketpair()
+    reading, writing = os.pipe()
+    file = tmp_path / "file"
+
+    def meddle() -> str:
+        """Use what the process has open, after opening a file of its own."""
+        with file.open("wb") as own:
+            own.write(b"own")
+            with pytest.raises(BrokenPipeError):
+                here.send(b"meddled")
+            assert here.recv(1) == b""
+            with pytest.raises(OSError, match="pipe"):
+                os.write(writing, b"meddled")
+        return "done"
+
+    assert await ran(tool(meddle)) == "done"
+    assert file.read_bytes() == b"own"
+    here.send(b"honest")
+    assert there.recv(100) == b"honest"
+    os.write(writing, b"honest")
+    assert os.read(reading, 100) == b"honest"
+    for each in (here, there):
+        each.close()
+    for fd in (reading, writing):
+        os.close(fd)
+
+
+async def test_a_copy_handles_no_signal_as_the_process_does_and_says_that_an_agent_started_it() -> None:
+    def tell() -> list[Any]:
+        """Tell."""
+        return [os.getpid() == os.getsid(0), os.environ[STARTED_BY_AGENT], signal.getsignal(signal.SIGUSR1).value]
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        assert json.loads(await ran(tool(tell))) == [True, "tool", 0]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert STARTED_BY_AGENT not in os.environ
+
+
+async def test_a_plain_tool_may_have_a_loop_of_its_own() -> None:
+    def loop() -> str:
+        """Run something async."""
+
+        async def inner() -> str:
+            await asyncio.sleep(0)
+            return "inner"
+
+        return asyncio.run(inner())
+
+    assert await ran(tool(loop)) == "inner"
+
+
+def _dies(how: str) -> str:
+    match how:
+        case "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+        case "leaves":
+            os._exit(3)
+        case "doubts":
+            raise Unstoppable("nobody knows")
+        case _:
+            raise KeyboardInterrupt
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("how", "raised", "told"),
+    [
+        ("signal", Failed, "Crashed: the tool's process ended without an answer: signal SIGTERM."),
+        ("leaves", Failed, "Crashed: the tool's process ended without an answer: exit code 3."),
+        ("doubts", Unstoppable, "nobody knows"),
+        ("interrupted", Failed, "KeyboardInterrupt: "),
+    ],
+)
+async def test_a_copy_that_dies_takes_nobody_along(how: str, raised: type[Exception], told: str) -> None:
+    with pytest.raises(raised) as error:
+        await ran(tool(_dies, name="dies"), how=how)
+    assert str(error.value) == told
+
+
+async def test_a_plain_tool_cannot_have_events_written_down() -> None:
+    def happen() -> Output:
+        return Output("done", happened=(Happening(HaltLifted(scope="fleet", by="ada")),))
+
+    with pytest.raises(Failed, match="NotCarried"):
+        await ran(tool(happen))
+
+
+async def test_a_plain_check_can_be_killed_too(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+
+    def paid() -> Happened:
+        fifo.write_text(str(os.getpid()))
+        return "done" if CATASTROPHE.match(ENDLESS) else "not_done"
+
+    async def pay() -> None: ...
+
+    subject = tool(pay, check=paid)
+    checked = subject.validate(b"{}")
+    assert isinstance(checked, Valid)
+    task = asyncio.create_task(subject.check(checked, permit()))
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await gone(pid)
+
+
+PROGRAM = """
+import asyncio, sys
+sys.path.insert(0, {folder!r})
+from test_forked import match, ran
+asyncio.run(ran(match, fifo={fifo!r}))
+"""
+
+
+async def test_a_copy_dies_with_its_process(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    program = PROGRAM.format(folder=str(Path(__file__).parent), fifo=str(fifo))
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    copy = int(await asyncio.to_thread(fifo.read_text))
+    assert runs(copy)
+    process.kill()
+    await process.wait()
+    await gone(copy)
+
+
+def test_virtual_time_waits_for_a_copy() -> None:
+    async def scene() -> tuple[str, float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SeedLoop)
+        ticking = asyncio.create_task(asyncio.sleep(3600))
+        text = await ran(tool(lambda: str(sum(range(10**6))), name="add"))
+        ticking.cancel()
+        return text, loop.time()
+
+    assert [run(scene(), seed=seed) for seed in (None, 1, 2)] == [("499999500000", 0.0)] * 3
+
+
+def _child_of(done: threading.Event) -> None:
+    pid = fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    done.set()
+
+
+def test_a_process_forks_only_while_no_thread_holds_a_fork_lock() -> None:
+    lock, done = ForkLock(), threading.Event()
+    with lock:
+        forking = threading.Thread(target=_child_of, args=(done,))
+        forking.start()
+        assert not done.wait(0.05)
+    forking.join()
+    assert done.is_set()
+
+
+def test_a_process_does_not_fork_while_a_thread_is_inside_sqlite(tmp_path: Path) -> None:
+    """SQLite's own locks would stay locked in the copy, and whatever uses SQLite there would hang."""
+    connection = open_connection(str(tmp_path / "halter.db"))
+    inside, leave, done = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> int:
+        inside.set()
+        leave.wait()
+        return 1
+
+    connection.create_function("hold", 0, hold)
+    asking = threading.Thread(target=lambda: connection.execute("SELECT hold()").fetchall())
+    asking.start()
+    inside.wait()
+    forking = threading.Thread(target=_child_of, args=(done,))
+    forking.start()
+    assert not done.wait(0.05)
+    leave.set()
+    asking.join()
+    forking.join()
+    connection.close()
+
+
+async def test_a_copy_uses_sqlite_while_threads_of_the_process_do(tmp_path: Path) -> None:
+    """The race itself; without the locks one copy in a hundred hangs."""
+    stop, busy = threading.Event(), open_connection(str(tmp_path / "halter.db"))
+
+    def work() -> None:
+        while not stop.is_set():
+            busy.execute("SELECT count(*) FROM sqlite_master").fetchall()
+
+    def use(number: int) -> str:
+        """Use SQLite."""
+        with sqlite3.connect(tmp_path / f"{number}.db") as own:
+            return str(own.execute("SELECT 7").fetchone()[0])
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        async with asyncio.timeout(120):
+            assert [await ran(tool(use), number=number) for number in range(5)] == ["7"] * 5
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        busy.close()
