@@ -50,7 +50,7 @@ class Doors:
 def gatehouse_for(app: App, policy: Resolved, secrets: Secrets, simulates: Model | None = None) -> Gatehouse:
     """Make the doors. While the store is away, what could not be recorded does not run."""
     redactor = Redactor(_values(secrets), app.environ)
-    return Gatehouse(
+    gatehouse = Gatehouse(
         app.patient(),
         app.clock,
         redact=redactor.redact,
@@ -59,6 +59,8 @@ def gatehouse_for(app: App, policy: Resolved, secrets: Secrets, simulates: Model
         simulates=simulates,
         stream_mask=partial(StreamRedactor, redactor),
     )
+    gatehouse.show_in(app.pulse)
+    return gatehouse
 
 
 def _values(secrets: Secrets) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.ids import Ids, SortableIds
 from halter.core.protected import Writable
+from halter.core.pulse import Pulse
 from halter.dispatch.clocks import StoreTime, steady
 from halter.guard.purse import Purse
 from halter.journal.patient import PatientStore, Trouble
@@ -36,6 +37,7 @@ class App:
     environ: Mapping[str, str]
     trouble: Trouble = field(default_factory=Trouble)
     writable: list[Writable] = field(default_factory=list[Writable])
+    pulse: Pulse = field(default_factory=Pulse)
 
     def patient(self) -> PatientStore:
         """Make a store that waits where this one is away. What is wrong then is known to all of them together."""
@@ -44,11 +46,17 @@ class App:
 
 @asynccontextmanager
 async def open_app(
-    settings: Settings, clock: Clock | None = None, environ: Mapping[str, str] = NOTHING, *, lease: int = LEASE
+    settings: Settings,
+    clock: Clock | None = None,
+    environ: Mapping[str, str] = NOTHING,
+    *,
+    lease: int = LEASE,
+    pulse: Pulse | None = None,
 ) -> AsyncGenerator[App]:
     """Open the store with its checkpoints beside it, and let go of both at the end.
 
-    Secrets are looked for in `environ`; `lease` is how long a process that says nothing keeps its sessions.
+    Secrets are looked for in `environ`; `lease` is how long a process that says nothing keeps its sessions. By its
+    `pulse` a sentinel outside sees that the process is alive, if there is one.
     """
     from halter.journal.checkpoints import Checkpointer
     from halter.journal.memory import MemoryEngine
@@ -71,7 +79,8 @@ async def open_app(
     try:
         if isinstance(clock, StoreTime):
             await told_time(store, clock)
-        yield App(settings, clock, ids, store, checkpointer, Purse(store, clock), environ)
+        purse = Purse(store, clock)
+        yield App(settings, clock, ids, store, checkpointer, purse, environ, pulse=pulse or Pulse())
     finally:
         await store.close()
 

@@ -87,7 +87,7 @@ async def go_on(app: App, agent: Assembled, session: SessionId, tell: Tell, wait
     """Take a playbook's session from where it stands to its end; `waits` hears when a person has to decide."""
     task = await _task(app, agent, session)
     worker = new_worker("play", app.ids)
-    async with tended(app.store, app.clock, worker):
+    async with tended(app.store, app.clock, worker, pulse=app.pulse):
         lease = await taken(app.store, app.clock, worker, session, PATIENCE)
         if lease is None:
             raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")

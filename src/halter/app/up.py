@@ -106,7 +106,9 @@ class Up:
             if not self.agents:
                 raise ConfigError("There is no agent that could run: mend one of those above, and start again.")
             await self._hands.enter(self._store)
-            await stack.enter_async_context(tended(self._store, self._app.clock, self._worker, hands=self._hands))
+            await stack.enter_async_context(
+                tended(self._store, self._app.clock, self._worker, hands=self._hands, pulse=self._app.pulse)
+            )
             senders = {
                 way: sender
                 for living in self.agents.values()

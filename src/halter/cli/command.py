@@ -3,8 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -20,6 +20,7 @@ from halter.core.clock import DAY
 from halter.core.durations import parse_duration
 from halter.core.errors import HalterError, NotDone, NotDoneWhy, StoreUnavailable, StoreUnusable
 from halter.core.ids import may_decide
+from halter.core.pulse import Pulse
 from halter.settings import Settings, read_settings
 
 T = TypeVar("T")
@@ -77,6 +78,7 @@ def with_app(
     following: bool = False,
     patient: bool = False,
     settings: Settings | None = None,
+    runs: str = "",
 ) -> T:
     """Do a job on a store that is there, with everything opened and closed around it.
 
@@ -86,6 +88,7 @@ def with_app(
     Where something is followed, an interrupt is how it ends, and nothing is to be said of it.
     Whoever is `patient` waits for a store that is away, as it will later when the store goes away.
     What has places of its own brings its `settings` along.
+    A command that `runs` sessions says how they go on after a sentinel had to end it.
     """
 
     async def main() -> tuple[T, str]:
@@ -94,7 +97,8 @@ def with_app(
             refuse_missing(places.store)
         hurries = replace(places, store=hurried(places.store))
         async with AsyncExitStack() as stack:
-            app = await (_waited_for if patient else _opened)(hurries, stack)
+            pulse = await stack.enter_async_context(_watched(hurries.store, runs))
+            app = await (_waited_for if patient else _opened)(hurries, stack, pulse)
             app.trouble.tell = _tell_of_store
             answer = await job(app)
         return answer, app.checkpointer.problem
@@ -107,16 +111,28 @@ def with_app(
     return answer
 
 
-async def _opened(places: Settings, stack: AsyncExitStack) -> App:
-    return await stack.enter_async_context(open_app(places, environ=os.environ))
+@asynccontextmanager
+async def _watched(store: str, runs: str) -> AsyncGenerator[Pulse]:
+    """Have a sentinel outside of a process that runs sessions; nobody else needs one."""
+    if not runs:
+        yield Pulse()
+        return
+    from halter.dispatch.sentinel import sentinel
+
+    async with sentinel(store, runs) as pulse:
+        yield pulse
 
 
-async def _waited_for(places: Settings, stack: AsyncExitStack) -> App:
+async def _opened(places: Settings, stack: AsyncExitStack, pulse: Pulse) -> App:
+    return await stack.enter_async_context(open_app(places, environ=os.environ, pulse=pulse))
+
+
+async def _waited_for(places: Settings, stack: AsyncExitStack, pulse: Pulse) -> App:
     """Open a store as soon as it is there, and tell once what is waited for."""
     told = ""
     while True:
         try:
-            app = await _opened(places, stack)
+            app = await _opened(places, stack, pulse)
         except StoreUnavailable as away:
             if str(away) != told:
                 told = str(away)

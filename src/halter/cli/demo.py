@@ -70,6 +70,7 @@ def _lived(*, as_json: bool) -> None:
 
 def _live(*, browser: bool) -> None:
     """Run the agent until somebody interrupts it, which is how it is meant to end."""
+    from halter.cli.up import AGAIN
     from halter.demo.place import brain, furnish, place_of
 
     person = person_of(os.environ)
@@ -84,6 +85,7 @@ def _live(*, browser: bool) -> None:
             new=True,
             following=True,
             settings=place.settings(person),
+            runs=AGAIN,
         )
     except typer.Exit as left:
         if left.exit_code != INTERRUPTED:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Final
 
 import typer
@@ -64,7 +65,8 @@ def play(
                 warn(f"It can go on where it stands: halter play {playbook} --resume {session}")
                 raise
 
-    session, ended = with_app(store, job, new=True)
+    again = f"It goes on with: halter play {quote(str(playbook))} --resume SESSION (halter sessions names it)."
+    session, ended = with_app(store, job, new=True, runs=again)
     if as_json:
         answer_json({"session": session, "state": ended.state, "terminal_reason": ended.terminal_reason})
     else:

@@ -12,7 +12,7 @@ from halter.cli.answer import json_line, painted
 from halter.cli.command import WRONG_USE, JsonOption, StoreOption, fail, only_a_person, with_app
 from halter.cli.printer import Printer
 from halter.cli.tokens import file_of, made
-from halter.cli.up import HOW_TO_STOP, address, bus_of, folders_of, run_and_show, shows_of
+from halter.cli.up import AGAIN, HOW_TO_STOP, address, bus_of, folders_of, run_and_show, shows_of
 
 _HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
@@ -50,7 +50,7 @@ def serve(
         demand_server()
         await _serve(app, folders, bind(*where, beyond=beyond), names, as_json=as_json)
 
-    with_app(store, job, new=bool(folders), following=True)
+    with_app(store, job, new=bool(folders), following=True, runs=AGAIN if folders else "")
 
 
 def _name(host: str) -> str:

@@ -74,7 +74,8 @@ def run(
                 warn(f"It can go on where it stands: halter run {quote(str(agent))} --resume {session}")
                 raise
 
-    result = with_app(store, job, new=True, following=True)
+    again = f"It goes on with: halter run {quote(str(agent))} --resume SESSION (halter sessions names it)."
+    result = with_app(store, job, new=True, following=True, runs=again)
     _tell(result, agent, as_json=as_json)
     if not result.ok:
         raise typer.Exit(NOT_FINE)
@@ -97,7 +98,8 @@ def chat(
     async def job(app: App) -> None:
         await _chat(app, folder, resume, routes=not no_route, as_json=as_json)
 
-    with_app(store, job, new=True, following=True)
+    again = f"It goes on with: halter chat {quote(str(folder))} --resume SESSION (halter sessions names it)."
+    with_app(store, job, new=True, following=True, runs=again)
 
 
 async def _chat(app: App, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:
@@ -265,7 +267,7 @@ async def speaking_with(app: App, folder: Path) -> AsyncGenerator[Any]:
     async with (
         assembled(app, folder) as agent,
         models_of(app, agent) as models,
-        tended(app.store, app.clock, worker),
+        tended(app.store, app.clock, worker, pulse=app.pulse),
     ):
         for sentence in agent.left_out:
             warn(sentence)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 AGENT_FILE: Final = "agent.yaml"
 HOW_TO_STOP: Final = "Ctrl-C stops this; the next start goes on where it stands."
+AGAIN: Final = "Start it again: what it ran goes on where it stands, and what was halted ends."
 
 AgentsArgument = Annotated[list[Path], typer.Argument(metavar="AGENT…", help="The folders of the agents.")]
 NamedArgument = Annotated[str, typer.Argument(metavar="AGENT", help="An agent's name, or its folder.")]
@@ -60,7 +61,13 @@ def up(
     A line tells of each turn, sleep, wake and alert, and of whatever needs you. In JSON each line is one of them.
     """
     host, port = address(listen)
-    with_app(store, lambda app: _up(app, folders_of(agents), host, port, as_json=as_json), new=True, following=True)
+    with_app(
+        store,
+        lambda app: _up(app, folders_of(agents), host, port, as_json=as_json),
+        new=True,
+        following=True,
+        runs=AGAIN,
+    )
 
 
 def folders_of(agents: Sequence[Path]) -> list[Path]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from halter.app.working import Manner
 
 HOW_TO_STOP: Final = "Ctrl-C or SIGTERM lets what runs come to its rest and ends this; a second one ends it at once."
+ELSEWHERE: Final = "Start it again. Its sessions go on with other workers when its lease is over; what was halted ends."
 AGENTS: Final = "agents"
 
 
@@ -62,7 +63,7 @@ def worker(
         manner = distributed(app.settings.store, app.clock, concurrency, grace)
         await _work(app, folders, manner, where, as_json=as_json)
 
-    with_app(store, job, new=True, following=True, patient=True, settings=places)
+    with_app(store, job, new=True, following=True, patient=True, settings=places, runs=ELSEWHERE)
 
 
 def _found() -> list[Path]:

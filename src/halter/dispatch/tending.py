@@ -9,6 +9,7 @@ from halter.core.clock import SECOND, Clock
 from halter.core.errors import StoreUnavailable
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Beat, Lease, Store
+from halter.core.pulse import Pulse
 
 HEARTBEAT: Final = 5 * SECOND
 LOOK: Final = SECOND // 4
@@ -41,14 +42,29 @@ class Hands(Protocol):
 
 @asynccontextmanager
 async def tended(
-    store: Store, clock: Clock, worker: WorkerId, every: int = HEARTBEAT, hands: Hands | None = None
+    store: Store,
+    clock: Clock,
+    worker: WorkerId,
+    every: int = HEARTBEAT,
+    hands: Hands | None = None,
+    pulse: Pulse | None = None,
 ) -> AsyncGenerator[None]:
     """Send heartbeats while the block runs, and let go of all leases after it.
 
     A lease that is lost all the same is noticed at the next write, or told by the next beat to the `hands` that have
     it: one that only sleeps here might not write for a day. With each beat goes the hot state that has changed, and
-    what there is to say about the worker, if that has changed.
+    what there is to say about the worker, if that has changed. A sentinel outside learns the worker's name by the
+    `pulse`.
     """
+    with (pulse or Pulse()).works_as(worker):
+        async with _tended(store, clock, worker, every, hands):
+            yield
+
+
+@asynccontextmanager
+async def _tended(
+    store: Store, clock: Clock, worker: WorkerId, every: int, hands: Hands | None
+) -> AsyncGenerator[None]:
     beating = asyncio.create_task(_beat(store, clock, worker, every, hands), name="halter-heartbeat")
     try:
         yield

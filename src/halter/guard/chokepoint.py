@@ -217,7 +217,7 @@ class Door:
     async def _truth(self, acting: asyncio.Future[Output], name: str, act: Act) -> Truth:
         """Wait for the tool, and tell what it came to."""
         try:
-            output = await unless_halted(self._halts, act.scopes, acting, act.timeout)
+            output = await unless_halted(self._halts, act.scopes, acting, act.timeout, name)
         except TimeoutError:
             return _what_is_known(acting, self._failed("timeout", f"TimeoutError: {name} took longer than it may"))
         except Halted as word:

@@ -42,8 +42,15 @@ class Halted(Exception):
     """What was in flight was stopped by a halt. It never leaves the doors."""
 
 
-async def unless_halted(halts: HaltWatch, scopes: Iterable[str], acting: asyncio.Future[T], allowed: int) -> T:
+async def unless_halted(
+    halts: HaltWatch, scopes: Iterable[str], acting: asyncio.Future[T], allowed: int, name: str = ""
+) -> T:
     """Wait for what is in flight until it is done, its time is up, or somebody halts one of its scopes."""
+    with halts.pulse.in_flight(name, allowed):
+        return await _unless_halted(halts, scopes, acting, allowed)
+
+
+async def _unless_halted(halts: HaltWatch, scopes: Iterable[str], acting: asyncio.Future[T], allowed: int) -> T:
     try:
         await asyncio.sleep(0)
         if acting.done():

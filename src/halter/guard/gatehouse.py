@@ -15,6 +15,7 @@ from halter.core.events import CallRefused
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.messages import Model
 from halter.core.ports import BLOB_FROM, Draft, Lease, Query, Store, Write, said
+from halter.core.pulse import Pulse
 from halter.core.rows import AuditRow, DecisionRow, HaltRow, RuleRow
 from halter.core.text import clean, from_body, to_body
 from halter.core.tools import Tool, Valid, secret_names
@@ -71,6 +72,10 @@ class Gatehouse:
         self._simulator = Simulator(self._models, clock, simulates)
         self._recovery = Recovery(store, self.purse, self._door)
         self._looked_at: dict[tuple[str, bytes, int | None], _Looked] = {}
+
+    def show_in(self, pulse: Pulse) -> None:
+        """Show in the pulse of the process what is in flight, for a sentinel outside."""
+        self._halts.pulse = pulse
 
     async def call(
         self, lease: Lease, standing: Standing, call: Call, tools: Mapping[str, Tool], attempt: int = 0

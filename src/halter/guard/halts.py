@@ -13,6 +13,7 @@ from halter.core.errors import StoreUnavailable
 from halter.core.events import HaltLifted, HaltRequested
 from halter.core.ids import FLEET, may_decide
 from halter.core.ports import Draft, Query, Rows, Store, Write
+from halter.core.pulse import Pulse
 from halter.core.row import R
 from halter.core.rows import HaltRow
 
@@ -72,6 +73,7 @@ class HaltWatch:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
+        self.pulse = Pulse()
         self._waiting: dict[asyncio.Future[str], frozenset[str]] = {}
         self._looking: asyncio.Task[None] | None = None
 

@@ -118,6 +118,13 @@ SELECT * FROM holds ORDER BY hold;
 -- Every scope that is or was halted.
 SELECT * FROM halts ORDER BY scope;
 
+-- name: halted_of_worker
+-- A halt that stands over a session that this worker owns.
+SELECT halts.scope FROM sessions JOIN halts ON halts.halted = 1 AND halts.scope IN (
+    'fleet', 'agent:' || sessions.agent, 'trigger:' || sessions.trigger, 'session:' || sessions.session)
+WHERE sessions.owner = :worker AND sessions.owner <> '' AND sessions.ended_at IS NULL
+ORDER BY halts.scope LIMIT 1;
+
 -- name: halts_standing
 -- What is halted and may be let go again.
 SELECT * FROM halts WHERE halted = 1 AND cancels = 0 ORDER BY scope;

@@ -1,0 +1,120 @@
+"""A sentinel outside of a process that runs sessions: it ends the process if that is blocked while it has to stop.
+
+Halts, deadlines and heartbeats are looked after by the event loop. An async tool that computes or waits without an
+`await` stops the loop, and with it everything that could stop the tool. So another process looks whether this one is
+alive. What it ends, goes on elsewhere or at the next start, as after any crash.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from mmap import mmap
+from typing import IO, Any, Final, cast
+
+from halter.core.pulse import SIZE, Pulse
+from halter.journal.open import file_of
+from halter.journal.queries import for_psycopg, load
+from halter.tools.group import running_groups
+
+BEAT_SECONDS: Final = 0.2
+RESTART_SECONDS: Final = 10.0
+_PROGRAM: Final = "halter.dispatch.sentinel_program"
+_QUESTION: Final = "halted_of_worker"
+
+
+@asynccontextmanager
+async def sentinel(store: str, remedy: str) -> AsyncGenerator[Pulse]:
+    """Have this process watched while the block runs; the pulse is how it shows that it is alive.
+
+    Somebody watches from the moment on when it owns sessions. `remedy` tells the operator how what was ended goes on.
+    What is kept in memory only cannot be halted from outside, and needs nobody.
+    """
+    place = _place(store)
+    if place is None:
+        yield Pulse()
+        return
+    descriptor = os.memfd_create("halter-pulse", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, SIZE)
+    watching = _Watching(descriptor, {**place, "remedy": remedy})
+    pulse = Pulse(mmap(descriptor, SIZE), watching.begin)
+    beating = asyncio.create_task(_beat(pulse, watching), name="halter-sentinel")
+    try:
+        yield pulse
+    finally:
+        beating.cancel()
+        with suppress(asyncio.CancelledError):
+            await beating
+        watching.end()
+        os.close(descriptor)
+
+
+async def _beat(pulse: Pulse, watching: "_Watching") -> None:
+    """Be alive several times a second, and keep somebody there to see it."""
+    while True:
+        pulse.beat(running_groups())
+        watching.keep()
+        await asyncio.sleep(BEAT_SECONDS)
+
+
+class _Watching:
+    """The program that watches this process: started once there is something to watch, and again if it was lost."""
+
+    def __init__(self, descriptor: int, told: Mapping[str, Any]) -> None:
+        self._descriptor = descriptor
+        self._told = told
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started: float | None = None
+
+    def begin(self) -> None:
+        """Start it, unless it was started before."""
+        if self._started is None:
+            self._started = time.monotonic()
+            self._process = _start(self._descriptor, self._told)
+
+    def keep(self) -> None:
+        """Start it again if it is gone, though not too often."""
+        lost = self._process is None or self._process.poll() is not None
+        if self._started is not None and lost and time.monotonic() - self._started > RESTART_SECONDS:
+            self._started = None
+            self.begin()
+
+    def end(self) -> None:
+        """Be rid of it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _start(descriptor: int, told: Mapping[str, Any]) -> "subprocess.Popen[bytes] | None":
+    """Start the program that watches. Where there is no room for another process, this one goes on without it."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(descriptor,),
+            start_new_session=True,
+        )
+    except OSError:
+        return None
+    pipe = cast("IO[bytes]", process.stdin)
+    with suppress(BrokenPipeError), pipe:
+        pipe.write(json.dumps({**told, "process": os.getpid(), "memory": descriptor}).encode() + b"\n")
+    return process
+
+
+def _place(store: str) -> Mapping[str, Any] | None:
+    """Say how another process asks this store for halts; None if no other can."""
+    question = load("queries.sql")[_QUESTION]
+    if store.lower().startswith(("postgresql:", "postgres:")):
+        from halter.journal.connection import Address
+
+        address = Address(store)
+        return {"conninfo": address.conninfo, "schema": address.schema, "sql": for_psycopg(question)}
+    file = file_of(store)
+    return None if file is None else {"file": f"{file.absolute().as_uri()}?mode=ro", "sql": question}

@@ -1,0 +1,238 @@
+"""The program that watches one process from outside, and ends it if it is blocked while it would have to stop.
+
+It looks at the signs of life that the process leaves in shared memory. While they come, it asks nobody anything. When
+they stay away, it asks the store itself whether sessions of that process are halted, and looks whether a deadline has
+passed. It ends with the process that it watches.
+"""
+
+import importlib
+import json
+import mmap
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from halter.core.pulse import SIZE, Signs, read_signs
+
+TICK: Final = 0.1
+SILENT: Final = 1.5
+"""Seconds without a sign of life after which an event loop counts as blocked; it gives one five times a second."""
+AWAKE: Final = 0.6
+"""Seconds after the last sign of life by which a loop that is not blocked has woken up to give the next."""
+OVERDUE: Final = 1.0
+"""Seconds after a deadline within which the process itself would have stopped the call."""
+LATE: Final = 1.0
+"""Seconds: if a tick takes so long, this program itself was held up, and knows nothing about the other."""
+STOPPED: Final = "Tt"
+"""The states of a process that a signal or a debugger has stopped: it does nothing, and is left alone."""
+UNENDED: Final = (
+    "It cannot be ended, as it is the first process of its container: run it under an init (docker --init)."
+)
+ADVICE: Final = "An async tool must not block: write it with `def`, or let it await."
+_NANO: Final = 1_000_000_000
+
+
+class Look(NamedTuple):
+    """What one look at the process showed: the time, its signs, the state and the processor time of its main thread."""
+
+    at: float
+    signs: Signs
+    state: str
+    cpu: float
+
+
+class Silence(NamedTuple):
+    """Since when there was no sign of life, what the main thread had computed by then, and whether it sleeps now."""
+
+    since: float
+    cpu: float
+    alive_at: int
+    slept: bool = False
+    looked_at: float = 0.0
+
+
+def begun(look: Look) -> Silence:
+    """Begin to count anew."""
+    return Silence(look.at, look.cpu, look.signs.alive_at, looked_at=look.at)
+
+
+def listened(silence: Silence, look: Look) -> Silence:
+    """Count on, or anew if there was a sign of life, if it was stopped, or if this program was held up itself."""
+    alive = look.signs.alive_at != silence.alive_at
+    if alive or look.state in STOPPED or look.at - silence.looked_at > LATE:
+        return begun(look)
+    slept = look.state == "S" and look.at - silence.since > AWAKE
+    return silence._replace(slept=silence.slept or slept, looked_at=look.at)
+
+
+def is_blocked(silence: Silence, look: Look) -> bool:
+    """Tell a process that is blocked from one that merely gets no processor: that one wants to run, and cannot."""
+    if look.at - silence.since < SILENT:
+        return False
+    return silence.slept or look.cpu - silence.cpu >= SILENT / 2
+
+
+def is_overdue(look: Look) -> bool:
+    """Tell whether something in flight should have been stopped by now."""
+    return 0 < look.signs.deadline < (look.at - OVERDUE) * _NANO
+
+
+Ask = Callable[[str], str]
+"""Names a halt that stands over the sessions of a worker, or nothing."""
+
+
+def why_to_end(silence: Silence, look: Look, ask: Ask) -> str:
+    """Say why the process has to be ended, or nothing."""
+    if not is_blocked(silence, look):
+        return ""
+    if is_overdue(look):
+        return "a call was out of time"
+    return next((f"{scope} is halted" for worker in look.signs.workers if (scope := ask(worker))), "")
+
+
+class Store:
+    """Asks the store for halts, over a connection that is opened when it is first needed."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._told = told
+        self._connection: Any = None
+
+    def halted(self, worker: str) -> str:
+        """Name a halt that stands over the sessions of a worker. A store that does not answer is asked again."""
+        try:
+            self._connection = self._connection or self._connected()
+            row = self._connection.execute(self._told["sql"], {"worker": worker}).fetchone()
+        except Exception:  # noqa: BLE001 Whatever a driver raises: without an answer nothing is ended, and it is asked again.
+            self._connection = None
+            return ""
+        return str(row[0]) if row else ""
+
+    def _connected(self) -> Any:
+        if "file" in self._told:
+            import sqlite3
+
+            return sqlite3.connect(self._told["file"], uri=True, timeout=1)
+        import psycopg
+
+        connection = psycopg.connect(self._told["conninfo"], autocommit=True, connect_timeout=2)
+        connection.execute(f'SET search_path TO "{self._told["schema"]}"'.encode())
+        return connection
+
+
+class Status(NamedTuple):
+    """What the system knows of a process."""
+
+    state: str
+    parent: int
+    session: int
+    cpu: float
+
+
+def status_of(place: str) -> Status | None:
+    """Read the state of a process or a thread; its name stands in brackets and may contain anything."""
+    try:
+        with open(f"/proc/{place}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 Slow to load.
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    return Status(fields[0], int(fields[1]), int(fields[3]), (int(fields[11]) + int(fields[12])) / ticks)
+
+
+def end_all(process: int, groups: Iterable[int]) -> bool:
+    """End a process with all that it has started; tell whether it is gone.
+
+    It is stopped first, so that it starts nothing more while its descendants are looked for.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGSTOP)
+    family = descendants(process)
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    end_groups({*groups, *family})
+    return is_gone(process)
+
+
+def descendants(process: int) -> set[int]:
+    """Find what a process has started, and what that has started."""
+    parents = {pid: found.parent for pid, found in _processes().items()}
+    family, newest = set[int](), {process}
+    while newest:
+        newest = {pid for pid, parent in parents.items() if parent in newest} - family - {os.getpid()}
+        family |= newest
+    return family
+
+
+def end_groups(leaders: Iterable[int]) -> None:
+    """Kill processes, and all others of the sessions that they lead."""
+    wanted = set(leaders)
+    for pid, found in _processes().items() if wanted else ():
+        if pid in wanted or found.session in wanted:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _processes() -> dict[int, Status]:
+    names = [name for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 As above.
+    return {int(name): found for name in names if (found := status_of(name)) is not None}
+
+
+def is_gone(process: int, patience: float = 2.0) -> bool:
+    """Wait until a process is over. The first one of a container cannot be ended from inside."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        found = status_of(str(process))
+        if found is None or found.state in "ZX":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def watch(told: dict[str, Any]) -> None:
+    """Look again and again, until the process is over, by itself or not."""
+    process, store = int(told["process"]), Store(told)
+    memory = mmap.mmap(int(told["memory"]), SIZE, access=mmap.ACCESS_READ)
+    over = os.pidfd_open(process)
+    place = f"{process}/task/{process}"
+    silence: Silence | None = None
+    while not select.select([over], [], [], TICK)[0]:
+        found, signs = status_of(place), read_signs(memory)
+        if found is None:
+            break
+        look = Look(time.monotonic(), signs, found.state, found.cpu)
+        silence = begun(look) if silence is None else listened(silence, look)
+        why = why_to_end(silence, look, store.halted)
+        if why:
+            gone = end_all(process, signs.groups)
+            _tell(told, look.at - silence.since, signs.call, why, gone=gone)
+            return
+    end_groups(read_signs(memory).groups)
+
+
+def _tell(told: dict[str, Any], silent: float, call: str, why: str, *, gone: bool) -> None:
+    last = f" The last call to begin was {call}." if call else ""
+    outcome = f"It was ended. {told['remedy']}" if gone else UNENDED
+    sys.stderr.write(
+        f"halter: process {told['process']} was blocked for {silent:.1f} s while {why}. {outcome}{last} {ADVICE}\n"
+    )
+    sys.stderr.flush()
+
+
+def main() -> None:
+    """Read what to watch from standard input, and watch it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    told = json.loads(sys.stdin.readline())
+    if "conninfo" in told:
+        # It takes a moment to load, and there is none to lose later.
+        importlib.import_module("psycopg")
+    watch(told)
+
+
+if __name__ == "__main__":
+    main()

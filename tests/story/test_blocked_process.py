@@ -1,0 +1,152 @@
+"""A process that is blocked while it has to stop is ended from outside, and nothing of it is left running."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from halter.core.clock import SystemClock
+from halter.core.ids import SortableIds
+from halter.guard.halts import halt
+from halter.journal.open import open_store
+
+AGENT = "name: desk\n"
+TOOLS = '''
+"""Tools that block what they run in."""
+import os, re, subprocess, time
+from pathlib import Path
+from halter import tool
+
+def began(fifo):
+    child = subprocess.Popen(["/bin/sleep", "600"])
+    Path(fifo).write_text(f"{os.getpid()} {child.pid}")
+
+@tool(level="SAFE")
+async def compute(fifo: str) -> str:
+    """Keep the event loop to itself."""
+    began(fifo)
+    return str(re.match(r"(a+)+$", "a" * 60 + "b"))
+
+@tool(level="SAFE", timeout=0.2)
+async def wait(fifo: str) -> str:
+    """Keep the event loop waiting."""
+    began(fifo)
+    time.sleep(600)
+    return ""
+
+@tool(level="SAFE")
+def work(fifo: str) -> str:
+    """Be stuck in a copy of the process."""
+    began(fifo)
+    time.sleep(600)
+    return ""
+'''
+
+
+class Place:
+    """An agent with such tools, and a store."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.url = url
+        self._folder = folder
+        self._fifo = folder / "fifo"
+        os.mkfifo(self._fifo)
+        (folder / "agent.yaml").write_text(AGENT)
+        (folder / "tools.py").write_text(TOOLS)
+
+    def environ(self) -> Mapping[str, str]:
+        home = str(self._folder / "home")
+        return {**os.environ, "HALTER_STORE": self.url, "HOME": home, "HALTER_PERSON": "ada", "XDG_STATE_HOME": home}
+
+    async def starts(self, tool: str) -> tuple[asyncio.subprocess.Process, list[int]]:
+        """Play one call until it is stuck; return its process, and what the call runs in and has started."""
+        (self._folder / "play.yaml").write_text(f"- call: {tool}\n  with: {{fifo: {self._fifo}}}\n")
+        trusted = await self._halter("trust", str(self._folder))
+        await trusted.wait()
+        process = await self._halter("play", str(self._folder / "play.yaml"))
+        family = [int(pid) for pid in (await asyncio.to_thread(self._fifo.read_text)).split()]
+        return process, family
+
+    async def _halter(self, *words: str) -> asyncio.subprocess.Process:
+        pipes = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.PIPE}
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "halter", *words, env=self.environ(), cwd=self._folder, **pipes
+        )
+
+    async def halts(self) -> None:
+        clock = SystemClock()
+        store = open_store(self.url, clock=clock, ids=SortableIds(clock.now))
+        await store.commit(halt("agent:desk", "ada", "k"))
+        await store.close()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    url = str(tmp_path / "halter.db") if request.param == "sqlite" else request.getfixturevalue("postgres_schema_url")
+    return Place(tmp_path, url)
+
+
+async def gone(*family: int) -> None:
+    """Wait for what was killed to be gone, which the system does in its own time."""
+    async with asyncio.timeout(60):
+        while any(runs(pid) for pid in family):  # noqa: ASYNC110  nobody else tells
+            await asyncio.sleep(0.01)
+
+
+def runs(pid: int) -> bool:
+    """Tell whether a process runs; one that nobody has reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def woke_up(*pids: int, times: int = 3) -> None:
+    """Wait until processes have woken up some more times: they told of their children, and were heard."""
+    for pid in pids:
+        before = wakes(pid)
+        async with asyncio.timeout(60):
+            while wakes(pid) < before + times:  # noqa: ASYNC110  nobody else tells
+                await asyncio.sleep(0.01)
+
+
+def wakes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
+
+
+async def test_a_blocked_process_is_ended_when_its_session_is_halted(place: Place) -> None:
+    process, family = await place.starts("compute")
+    sentinel = [pid for pid in children(process.pid) if pid not in family]
+    await place.halts()
+    _, told = await process.communicate()
+    assert process.returncode == -9
+    assert b"was blocked for" in told
+    assert b"while agent:desk is halted. It was ended. It goes on with: halter play" in told
+    assert b"The last call to begin was compute." in told
+    await gone(*family, *sentinel)
+
+
+async def test_a_blocked_process_is_ended_when_a_call_is_out_of_time(tmp_path: Path) -> None:
+    process, family = await Place(tmp_path, str(tmp_path / "halter.db")).starts("wait")
+    _, told = await process.communicate()
+    assert process.returncode == -9
+    assert b"while a call was out of time. It was ended." in told
+    await gone(*family)
+
+
+async def test_whatever_a_killed_process_had_started_is_ended(tmp_path: Path) -> None:
+    process, family = await Place(tmp_path, str(tmp_path / "halter.db")).starts("work")
+    assert process.pid not in family
+    everything = [*family, *children(process.pid)]
+    await woke_up(process.pid, *children(process.pid))
+    process.kill()
+    await process.wait()
+    await gone(*everything)

@@ -1,0 +1,110 @@
+"""When a sentinel ends the process that it watches, and when it does not."""
+
+import os
+from mmap import mmap
+
+import pytest
+
+from halter.core.clock import SECOND
+from halter.core.pulse import SIZE, Pulse, Signs, read_signs
+from halter.dispatch.sentinel_program import Look, begun, is_blocked, listened, why_to_end
+
+NANO = 1_000_000_000
+
+
+@pytest.fixture
+def memory() -> mmap:
+    descriptor = os.memfd_create("test")
+    os.ftruncate(descriptor, SIZE)
+    shared = mmap(descriptor, SIZE)
+    os.close(descriptor)
+    return shared
+
+
+def test_a_pulse_shows_what_another_process_has_to_know(memory: mmap) -> None:
+    begun: list[int] = []
+    pulse = Pulse(memory, lambda: begun.append(1))
+    pulse.beat([7, 8])
+    assert read_signs(memory)[1:] == (0, "", (), (7, 8))
+    with pulse.works_as("up.1"), pulse.in_flight("slow\0tool", 60 * SECOND):
+        with pulse.in_flight("quick", SECOND):
+            signs = read_signs(memory)
+        assert (signs.call, signs.workers, signs.groups) == ("quick", ("up.1",), (7, 8))
+        assert 0 < signs.deadline - signs.alive_at <= NANO
+        assert read_signs(memory).deadline - signs.alive_at > 59 * NANO
+    assert read_signs(memory)[1:] == (0, "quick", (), (7, 8))
+    assert begun == [1]
+
+
+def test_whatever_a_process_has_fits_into_its_pulse(memory: mmap) -> None:
+    pulse = Pulse(memory)
+    pulse.beat(range(100_000))
+    with pulse.works_as("w" * 100_000), pulse.in_flight("ü" * 100_000, SECOND):
+        signs = read_signs(memory)
+    assert signs.call == "ü" * 200
+    assert len(signs.groups) == 1024
+
+
+def test_a_pulse_that_nobody_reads_costs_nothing() -> None:
+    pulse = Pulse()
+    with pulse.works_as("up.1"), pulse.in_flight("tool", SECOND):
+        pulse.beat([1])
+
+
+def looks(*seen: tuple[float, int, str, float], deadline: int = 0, workers: tuple[str, ...] = ("w",)) -> str:
+    """Look again and again: when, at which last sign of life, in which state, after how much processor time."""
+    first, *more = [Look(at, Signs(alive, deadline, "tool", workers), state, cpu) for at, alive, state, cpu in seen]
+    silence = begun(first)
+    for look in more:
+        silence = listened(silence, look)
+    return why_to_end(silence, [first, *more][-1], lambda worker: f"agent:{worker}")
+
+
+def each_tenth(seconds: float, state: str, cpu: float) -> list[tuple[float, int, str, float]]:
+    """Look every tenth of a second at a process that gives no sign of life."""
+    return [(tick / 10, 1, state, cpu * tick / 10) for tick in range(int(seconds * 10) + 1)]
+
+
+def test_a_process_that_computes_without_a_sign_of_life_is_blocked() -> None:
+    assert looks(*each_tenth(1.4, "R", 1.0)) == ""
+    assert looks(*each_tenth(1.6, "R", 1.0)) == "agent:w is halted"
+
+
+def test_a_process_that_waits_without_a_sign_of_life_is_blocked() -> None:
+    assert looks(*each_tenth(1.6, "S", 0.0)) == "agent:w is halted"
+
+
+def test_a_process_that_gives_signs_of_life_is_not_blocked() -> None:
+    assert looks(*[(tick / 10, tick // 2, "R", tick / 10) for tick in range(100)]) == ""
+
+
+def test_a_process_that_gets_no_processor_is_not_blocked() -> None:
+    assert looks(*each_tenth(60, "R", 0.01)) == ""
+    idle_before = [(0.0, 1, "S", 0.0), (0.1, 1, "S", 0.0), *((0.2 + tick / 10, 1, "R", 0.0) for tick in range(100))]
+    assert looks(*idle_before) == ""
+
+
+@pytest.mark.parametrize("state", ["T", "t"])
+def test_a_process_that_is_stopped_or_debugged_is_left_alone(state: str) -> None:
+    assert looks(*each_tenth(60, state, 0.0), deadline=1) == ""
+    resumed = [*each_tenth(60, state, 0.0), (60.1, 1, "R", 0.1), (61.0, 1, "R", 1.0)]
+    assert looks(*resumed, deadline=1) == ""
+
+
+def test_a_machine_that_slept_ends_nothing() -> None:
+    """The clock of the sentinel stands still then, or its own looks are far apart."""
+    assert looks((0.0, 1, "S", 0.0), (3600.0, 1, "S", 0.0), (3600.1, 1, "S", 0.0), deadline=1) == ""
+
+
+def test_a_blocked_process_is_ended_for_a_deadline_or_a_halt_and_nothing_else() -> None:
+    blocked = each_tenth(3, "S", 0.0)
+    assert looks(*blocked, deadline=NANO) == "a call was out of time"
+    assert looks(*blocked, deadline=int(2.5 * NANO), workers=()) == ""
+    assert looks(*blocked, deadline=0, workers=()) == ""
+
+
+def test_a_silence_counts_from_the_last_sign_of_life() -> None:
+    first = Look(0.0, Signs(1), "S", 0.0)
+    heard = listened(begun(first), Look(0.9, Signs(2), "S", 0.0))
+    assert heard.since == 0.9
+    assert not is_blocked(heard, Look(2.3, Signs(2), "S", 0.0))
