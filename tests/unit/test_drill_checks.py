@@ -9,6 +9,7 @@ from halter.drills.canaries import KEYS, SPELLINGS, key, spelled, values
 from halter.drills.checker import Fact
 from halter.drills.effects import STEPS, Effect
 from halter.drills.forgeries import FORGED, HONEST
+from halter.drills.metronome import Late, Stall, told_apart
 from halter.drills.secrets import Channel, leaks, seen
 from halter.drills.stuck import KINDS, Mark
 from halter.guard.families import FAMILIES
@@ -58,13 +59,22 @@ def test_what_begins_or_ends_a_second_after_a_halt_is_found() -> None:
     begun, settled = told("call_started", 0, call="c"), told("call_settled", SECOND // 2, call="c")
     ended = told("session_ended", SECOND // 2, state="HALTED", terminal_reason="external_halt")
     assert list(halt.late([begun, settled, ended], 0)) == []
-    assert list(halt.late([begun], 0)) == ["has no outcome of c."]
+    assert list(halt.late([begun], 0)) == [Late("has no outcome of c.")]
     later = told("call_settled", SECOND, call="c")
-    assert list(halt.late([begun, later], 0)) == ["had c under way until 1.00 s after the halt."]
+    assert list(halt.late([begun, later], 0)) == [Late("had c under way until 1.00 s after the halt.", 0, 1)]
     assert len(list(halt.late([told("call_started", 2 * SECOND, call="c"), settled], 0))) == 1
     assert list(halt.unended([ended])) == []
     assert list(halt.unended([])) == ["was never ended."]
     assert list(halt.unended([told("session_ended", 0, state="ERROR", terminal_reason="x")])) == ["ended ERROR, x."]
+
+
+def test_what_is_late_on_a_machine_that_was_too_busy_is_told_apart_from_a_violation() -> None:
+    late = Late("It was late.", since=0, by=SECOND // 10)
+    assert told_apart([late], [], SECOND) == (["It was late."], [])
+    assert told_apart([late], [Stall(0, SECOND // 10)], SECOND) == ([], ["It was late."])
+    assert told_apart([late], [Stall(5 * SECOND, 6 * SECOND)], SECOND) == (["It was late."], [])
+    assert told_apart([Late("Far too late.", 0, 3 * SECOND)], [Stall(0, SECOND // 10)], SECOND)[1] == []
+    assert told_apart([Late("It never ended.")], [Stall(0, SECOND)], SECOND) == (["It never ended."], [])
 
 
 def test_an_act_that_is_marked_outside_a_second_after_a_halt_is_found() -> None:

@@ -1,25 +1,30 @@
 """From one second after a halt, nothing in its scope acts: whatever sessions were stuck in, they have ended by then.
 
-One process has sessions that are stuck: in a tool, in a model that never answers, in processes with children, in the
-wait for a person or for money. Another process halts, over a connection of its own, and resumes. The drill reads what
-became of it with plain SQL, from the marks that tools left outside, and from the list of processes.
+One process has sessions that are stuck: in a tool, async or plain, in a model that never answers, in processes with
+children, in the wait for a person or for money. Another process halts, over a connection of its own, and resumes. Then
+whole processes are blocked, and halted in the same way: each must be gone within three seconds. The drill reads what
+became of it with plain SQL, from the marks that tools left outside, and from the list of processes. A metronome beside
+it knows how busy the machine was: what is late by no more than that is told as not known.
 """
 
 import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, cycle
 from typing import Any, Final, Literal, get_args
 
 from halter.core.clock import SECOND
 from halter.drills.agents import PERSON
+from halter.drills.blocked import PROMISED as GONE_BY
+from halter.drills.blocked import Block, blocked, blocks, inherited
 from halter.drills.checker import Fact, found_at
-from halter.drills.children import Child, ChildStuck, Pipe, children, process_state
+from halter.drills.children import Child, Children, ChildStuck, Pipe, children, process_state
 from halter.drills.drill import Drill, Ground, Result, Setting, own_store, result
 from halter.drills.examine import in_memory
-from halter.drills.stuck import KINDS, Case, Mark, Marks, Round, worker
+from halter.drills.metronome import Late, Stall, metronome, told_apart
+from halter.drills.stuck import KINDS, PLAIN, Case, Mark, Marks, Round, worker
 from halter.guard.halts import halt, resume
 
 Scope = Literal["session", "agent", "trigger", "fleet"]
@@ -29,6 +34,8 @@ TOGETHER: Final = 10
 GROUPS: Final = 4
 PROMISED: Final = SECOND
 PATIENCE: Final = 30.0
+TOGETHER_BLOCKED: Final = 3
+MOST_BLOCKED: Final = 4
 GONE: Final = ("", "Z", "X")
 """The states of a process that does nothing any more, whether or not somebody has taken note of that."""
 REASON: Final = "the drill says so"
@@ -100,47 +107,113 @@ async def _halt(pipe: Pipe, ground: Ground) -> None:
 
 @dataclass(slots=True)
 class Seen:
-    """What was seen of all rounds while they ran."""
+    """What was seen of all rounds while they ran. Times are microseconds by the clock of this machine."""
 
     halted: dict[str, int] = field(default_factory=dict[str, int])
-    """When each session was halted, by the clock of this machine."""
+    """When each session was halted."""
     violations: list[str] = field(default_factory=list[str])
+    late: list[Late] = field(default_factory=list[Late])
+    took: dict[str, list[int]] = field(default_factory=lambda: defaultdict[str, list[int]](list))
+    """How long it took from a halt to the end of a session, or of a process, by class."""
 
 
 def run(setting: Setting) -> Result:
     """Halt as often as is wanted, in all scopes, and look at what became of every session."""
     planned = rounds(setting.seeds or HALTS)
-    halts = sum(len(each.scopes()) for each in planned)
+    halts, stuck = sum(len(each.scopes()) for each in planned), sum(len(each.round.cases) for each in planned)
+    ending = blocks(max(1, min(MOST_BLOCKED, halts // 12)))
     seen = Seen()
     with own_store(in_memory(setting)) as ground, children(__name__) as started:
         marks = Marks(ground.folder / "marks")
         marks.file.touch()
-        working = started.start(worker, ground, marks, "deaf" if setting.teeth else "listening")
+        ticking = started.start(metronome)
         halting = started.start(halter, ground)
-        done = 0
-        for number, each in enumerate(planned):
-            setting.progress(done, halts, f"{len(each.round.cases)} stuck sessions are halted by {each.scope}")
-            _round(number, each, (working, halting), marks, seen)
-            done += len(each.scopes())
-        for child in (working, halting):
-            child.tell(None)
-            child.wait()
-        found = found_at(ground.url).events
-        took = sorted(_judged(planned, found, marks.read(), seen))
+        _halt_sessions(setting, planned, started.start(worker, ground, marks, _ears(setting)), halting, marks, seen)
+        _halt_processes(setting, ending, started, halting, marks, ground, seen)
+        halting.tell(None)
+        halting.wait()
+        _judge(planned, found_at(ground.url).events, marks.read(), seen)
+        ticking.tell(None)
+        stalls: list[Stall] = ticking.hear()
         setting.progress(halts, halts, "checked")
-    counts = {"halts": halts, "sessions": sum(len(each.round.cases) for each in planned), **_figures(took)}
-    return result(DRILL.name, ground.kind, halts, seen.violations, counts)
+    late, unsure = told_apart(seen.late, stalls, PROMISED)
+    counts = {"halts": halts + len(ending), "sessions": stuck, "processes": len(ending), **_figures(seen.took)}
+    busy = {"too_busy_to_tell": unsure} if unsure else {}
+    return result(DRILL.name, ground.kind, halts + len(ending), [*seen.violations, *late], {**counts, **busy})
+
+
+def _ears(setting: Setting) -> Literal["deaf", "listening"]:
+    return "deaf" if setting.teeth else "listening"
+
+
+def _halt_sessions(
+    setting: Setting, planned: Sequence[Halting], working: Child, halting: Child, marks: Marks, seen: Seen
+) -> None:
+    done, halts = 0, sum(len(each.scopes()) for each in planned)
+    for number, each in enumerate(planned):
+        setting.progress(done, halts, f"{len(each.round.cases)} stuck sessions are halted by {each.scope}")
+        _round(number, each, (working, halting), marks, seen)
+        done += len(each.scopes())
+    working.tell(None)
+    working.wait()
+
+
+def _halt_processes(
+    setting: Setting,
+    ending: Sequence[Block],
+    started: Children,
+    halting: Child,
+    marks: Marks,
+    ground: Ground,
+    seen: Seen,
+) -> None:
+    """Block some processes at a time, halt each, and see that it is gone in time and its session is free."""
+    for number in range(0, len(ending), TOGETHER_BLOCKED):
+        together = ending[number : number + TOGETHER_BLOCKED]
+        setting.progress(number, len(ending), f"{len(together)} blocked processes are halted")
+        kind = "alone" if setting.teeth else "watched"
+        running = {block.session: started.start(blocked, ground, marks, block, kind) for block in together}
+        _began([block.session for block in together], marks)
+        scopes = {block.session: SCOPE_OF[place % len(SCOPE_OF)](block) for place, block in enumerate(together)}
+        halting.tell(("halt", f"blocked-{number}", list(scopes.values())))
+        said: dict[str, int] = halting.hear()
+        for block in together:
+            _gone(running[block.session], block, said[scopes[block.session]], seen)
+        seen.violations += inherited(ground, together)
+
+
+SCOPE_OF: Final = (
+    lambda block: f"session:{block.session}",
+    lambda block: f"agent:{block.agent}",
+    lambda block: f"trigger:{block.trigger}",
+)
+
+
+def _gone(process: Child, block: Block, halted: int, seen: Seen) -> None:
+    """Wait until a process is over; one that runs on is ended here."""
+    while process_state(process.pid) not in GONE and time.time_ns() // 1000 < halted + GONE_BY + SECOND:
+        time.sleep(0.005)
+    took = time.time_ns() // 1000 - halted
+    if process_state(process.pid) not in GONE:
+        seen.violations.append(
+            f"A process ({block.kind}) was blocked and halted, and ran on after {GONE_BY / SECOND:g} s."
+        )
+        process.kill()
+    elif took > GONE_BY:
+        told = f"A blocked process ({block.kind}) was gone only {_after(took)}."
+        seen.late.append(Late(told, halted, took - GONE_BY))
+    seen.took["process"].append(took)
 
 
 def _round(number: int, each: Halting, hands: tuple[Child, Child], marks: Marks, seen: Seen) -> None:
     working, halting = hands
     working.tell(each.round)
-    began = _all_began(each, marks)
+    began = _began([case.session for case in each.round.cases], marks)
     halting.tell(("halt", number, each.scopes()))
     said: dict[str, int] = halting.hear()
     working.tell("halted")
     seen.halted |= {case.session: said[each.scope_of(case)] for case in each.round.cases}
-    seen.violations += _left_running(began, seen.halted)
+    seen.late += _left_running(began, seen.halted)
     refused: list[str] = working.hear()
     seen.violations += [f"While {each.scope} was halted, a call came to {out}." for out in refused if out != _REFUSED]
     halting.tell(("resume", number, each.scopes()))
@@ -150,48 +223,53 @@ def _round(number: int, each: Halting, hands: tuple[Child, Child], marks: Marks,
     seen.violations += [f"After {each.scope} was resumed, a call came to {out}." for out in acted if out != "ok"]
 
 
-def _all_began(each: Halting, marks: Marks) -> list[Mark]:
-    """Wait until every session of a round is where it is stuck."""
-    sessions = {case.session for case in each.round.cases}
+def _began(sessions: Sequence[str], marks: Marks) -> list[Mark]:
+    """Wait until every session is where it is stuck."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         began = [mark for mark in marks.read() if mark.what == "began" and mark.session in sessions]
-        if {mark.session for mark in began} == sessions:
+        if {mark.session for mark in began} == set(sessions):
             return began
         time.sleep(0.01)
     raise ChildStuck("The sessions of the drill did not come to where they should be stuck.")
 
 
-def _left_running(began: Sequence[Mark], halted: Mapping[str, int]) -> list[str]:
-    """Watch the processes that stuck sessions had started, until all are gone or their second is over."""
-    left = {pid: halted[mark.session] + PROMISED for mark in began for pid in mark.pids}
-    wrong: list[str] = []
+def _left_running(began: Sequence[Mark], halted: Mapping[str, int]) -> list[Late]:
+    """Watch the processes that stuck sessions had started, until all are gone or have run on for far too long."""
+    left = {pid: halted[mark.session] for mark in began for pid in mark.pids}
+    late: list[Late] = []
     while left:
         now = time.time_ns() // 1000
-        left = {pid: until for pid, until in left.items() if process_state(pid) not in GONE}
-        over = [pid for pid, until in left.items() if now > until]
-        wrong += [f"A process that a halted call had started ran on after {PROMISED / SECOND:g} s." for _ in over]
-        left = {pid: until for pid, until in left.items() if pid not in over}
+        gone = [pid for pid in left if process_state(pid) in GONE]
+        for pid in {*gone, *(pid for pid, since in left.items() if now > since + 2 * PROMISED)}:
+            over = now - left[pid] - PROMISED
+            if over > 0:
+                told = f"A process that a halted call had started ran on after {PROMISED / SECOND:g} s."
+                late.append(Late(told, left[pid], over))
+            del left[pid]
         time.sleep(0.005)
-    return wrong
+    return late
 
 
-def _judged(planned: Sequence[Halting], found: Sequence[Fact], marks: Sequence[Mark], seen: Seen) -> list[int]:
-    """Judge every session by what the store and the outside world say; return how long each took to end."""
+def _judge(planned: Sequence[Halting], found: Sequence[Fact], marks: Sequence[Mark], seen: Seen) -> None:
+    """Judge every session by what the store and the outside world say."""
     streams: dict[str, list[Fact]] = defaultdict(list)
     for event in found:
         streams[event.stream].append(event)
-    seen.violations += [*unnamed(planned, streams["fleet"]), *acted_on(marks, seen.halted)]
-    halted = iter([event.at for event in streams["fleet"] if event.kind == "halt_requested"])
-    took: list[int] = []
+    ours = {scope for each in planned for scope in each.scopes()}
+    fleet = [event for event in streams["fleet"] if event.facts.get("scope") in ours]
+    seen.violations += unnamed(planned, fleet)
+    seen.late += acted_on(marks, seen.halted)
+    halted = iter([event.at for event in fleet if event.kind == "halt_requested"])
     for each in planned:
         at = dict(zip(each.scopes(), halted, strict=False))
         for case in each.round.cases:
             events, since = streams[f"session:{case.session}"], at.get(each.scope_of(case), 0)
             where = f"Session {case.session} ({case.kind}), halted by {each.scope},"
-            seen.violations += [f"{where} {what}" for what in (*unended(events), *late(events, since))]
-            took += [event.at - since for event in events if event.kind == "session_ended"]
-    return took
+            seen.violations += [f"{where} {what}" for what in unended(events)]
+            seen.late += [replace(found, sentence=f"{where} {found.sentence}") for found in late(events, since)]
+            kind = "plain" if case.kind in PLAIN else "other"
+            seen.took[kind] += [event.at - since for event in events if event.kind == "session_ended"]
 
 
 def unnamed(planned: Sequence[Halting], fleet: Sequence[Fact]) -> list[str]:
@@ -216,21 +294,22 @@ def unended(events: Sequence[Fact]) -> Iterator[str]:
             yield f"ended {facts['state']}, {facts['terminal_reason']}."
 
 
-def late(events: Sequence[Fact], halted: int) -> Iterator[str]:
+def late(events: Sequence[Fact], halted: int) -> Iterator[Late]:
     """Check that from a second after the halt nothing begins, nothing is under way, and the session is over."""
     over = halted + PROMISED
     begun = {_flight(event): event for event in events if event.kind in ("call_started", "request_started")}
     settled = {_flight(event): event for event in events if event.kind in ("call_settled", "request_settled")}
     for flight, event in begun.items():
         if event.at >= over:
-            yield f"began {flight} {_after(event.at - halted)}."
+            yield Late(f"began {flight} {_after(event.at - halted)}.", halted, event.at - over + 1)
         if flight not in settled:
-            yield f"has no outcome of {flight}."
+            yield Late(f"has no outcome of {flight}.")
         elif settled[flight].at >= over:
-            yield f"had {flight} under way until {_after(settled[flight].at - halted)}."
+            until = settled[flight].at
+            yield Late(f"had {flight} under way until {_after(until - halted)}.", halted, until - over + 1)
     for event in events:
         if event.kind == "session_ended" and event.at >= over:
-            yield f"ended {_after(event.at - halted)}."
+            yield Late(f"ended {_after(event.at - halted)}.", halted, event.at - over + 1)
 
 
 def _flight(event: Fact) -> str:
@@ -241,24 +320,34 @@ def _after(micros: int) -> str:
     return f"{micros / SECOND:.2f} s after the halt"
 
 
-def acted_on(marks: Sequence[Mark], halted: Mapping[str, int]) -> list[str]:
+def acted_on(marks: Sequence[Mark], halted: Mapping[str, int]) -> list[Late]:
     """Check by the marks of the outside world that nothing went on, and that what was stuck in this process stopped."""
-    wrong: list[str] = []
+    found: list[Late] = []
     for mark in marks:
-        since = mark.at - halted.get(mark.session, mark.at)
+        at = halted.get(mark.session, mark.at)
+        since = mark.at - at
         if mark.what != "began" and since >= PROMISED:
-            wrong.append(f"Outside, session {mark.session} {mark.what} {_after(since)}.")
-    return wrong
+            told = f"Outside, session {mark.session} {mark.what} {_after(since)}."
+            found.append(Late(told, at, since - PROMISED + 1))
+    return found
 
 
-def _figures(took: Sequence[int]) -> dict[str, Any]:
-    """Tell in milliseconds how long it took from a halt to the end of a session."""
+def _figures(took: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Tell in milliseconds how long it took from a halt to the end of a session, or of a whole process, by class."""
+    sessions = [each for kind, times in took.items() if kind != "process" for each in times]
+    return {**_ranked(sessions), **{kind: _ranked(times) for kind, times in sorted(took.items()) if times}}
+
+
+def _ranked(took: Sequence[int]) -> dict[str, float]:
     if not took:
         return {}
     ranks = {"p50_ms": len(took) // 2, "p99_ms": len(took) * 99 // 100, "max_ms": len(took) - 1}
-    return {name: round(took[rank] * 1000 / SECOND, 1) for name, rank in ranks.items()}
+    return {name: round(sorted(took)[rank] * 1000 / SECOND, 1) for name, rank in ranks.items()}
 
 
 DRILL: Final = Drill(
-    "halt", "Within a second of a halt, from any process, whatever is in flight is stopped and its session ended.", run
+    "halt",
+    "Within a second of a halt, from any process, whatever is in flight is stopped and its session ended; "
+    "a process that is blocked is gone within three.",
+    run,
 )

@@ -5,6 +5,7 @@ Whatever they do outside is marked in a file, by the tools themselves and by the
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -35,11 +36,17 @@ from halter.journal.relay import Relay, T
 from halter.tools.shell import shell
 from halter.tools.tool import tool
 
-Kind = Literal["tool", "model", "isolated", "command", "thread", "busy", "asks", "waits"]
+Plain = Literal["matches", "counts", "naps", "starts"]
+"""Stuck in a plain tool: in a bad regular expression, in a loop in C, asleep, in a program that it started."""
+Kind = Literal["tool", "model", "isolated", "command", "thread", "busy", "asks", "waits", Plain]
 """Stuck in a tool, a model, a process, a program with children, a thread; busy; waiting for a person, or for money."""
+PLAIN: Final[tuple[Plain, ...]] = get_args(Plain)
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 STUCK: Final = 60
+CATASTROPHE: Final = r"(a+)+$"
+ENDLESS: Final = "a" * 60 + "b"
+"""What this expression does not match, and would find out in some thousand years; it holds the interpreter lock."""
 DEAR: Final = 0.8
 PAUSE: Final = 0.02
 PATIENCE: Final = 2.0
@@ -141,6 +148,30 @@ def hang_in_processes(session: str, file: str) -> str:
     return "it was not halted"
 
 
+def plain_tools(marks: Marks) -> Sequence[Tool]:
+    """Make the plain tools of the stuck sessions, which run in copies of the process."""
+
+    def matches(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        return str(re.match(CATASTROPHE, ENDLESS))
+
+    def counts(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        return str(sum(range(10**15)))
+
+    def naps(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        time.sleep(STUCK)
+        return "it was not halted"
+
+    def starts(session: str) -> str:
+        child = subprocess.Popen([SLEEP, str(STUCK)])
+        marks.make("began", session, os.getpid(), child.pid)
+        return str(child.wait())
+
+    return tuple(map(tool, (matches, counts, naps, starts)))
+
+
 def toolbox(marks: Marks) -> Mapping[str, Tool]:
     """Make the tools of the stuck sessions."""
 
@@ -169,8 +200,9 @@ def toolbox(marks: Marks) -> Mapping[str, Tool]:
         return "it was not halted"
 
     made = [
+        *plain_tools(marks),
         tool(hang),
-        tool(block),
+        tool(block, isolate=False),
         tool(hang_dearly, cost=DEAR),
         tool(hang_in_processes, isolate=True),
         tool(ping),
@@ -240,6 +272,8 @@ class Worker:
                 return await running.call(_call(session, "hang", own))
             case "thread":
                 return await running.call(_call(session, "block", own))
+            case "matches" | "counts" | "naps" | "starts":
+                return await running.call(_call(session, case.kind, own))
             case "model":
                 return await self._thinking(running, session)
             case "isolated":
