@@ -13,15 +13,15 @@ import socket
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NoReturn, TextIO, cast
 
 from halter.core.forks import fork
-from halter.core.tools import STARTED_BY_AGENT, Output
+from halter.core.tools import STARTED_BY_AGENT, Failed, Output
 from halter.tools.done import ANSWER_MORE, perform, read_answer
-from halter.tools.group import Started, attend, close
+from halter.tools.group import Started, attend
 
 _PRCTL: Final = ctypes.CDLL(None).prctl
 _SET_PARENT_DEATH_SIGNAL: Final = 1
@@ -35,24 +35,32 @@ async def run_forked(call: Callable[[], Any], name: str, max_output: int) -> Out
 @contextmanager
 def _started(call: Callable[[], Any], max_output: int) -> Generator[Started]:
     """Fork in the thread that attends to the copy: the kernel ends the copy when that thread is gone."""
-    (output, output_end), (answer, answer_end) = os.pipe(), os.pipe()
+    pipes: list[int] = []
+    try:
+        pipes += os.pipe()
+        pipes += os.pipe()
+        pid = _forked(call, max_output, output=pipes[1], answer=pipes[3])
+    except OSError as error:
+        _close_all(pipes)
+        raise Failed(type(error).__name__, f"no process could be made for the call: {error}") from error
+    _close_all((pipes[1], pipes[3]))
+    try:
+        yield Started(pid, pipes[0], pipes[2], partial(_reap, pid), max_output + ANSWER_MORE)
+    finally:
+        _close_all((pipes[0], pipes[2]))
+
+
+def _forked(call: Callable[[], Any], max_output: int, *, output: int, answer: int) -> int:
     parent, handled = os.getpid(), _handled_signals()
-    try:
-        pid = fork()
-        if pid == 0:
-            _be_the_copy(partial(perform, call, max_output), parent, handled, output_end, answer_end)
-    except OSError:
-        close(output)
-        close(answer)
-        raise
-    finally:
-        close(output_end)
-        close(answer_end)
-    try:
-        yield Started(pid, output, answer, partial(_reap, pid), max_output + ANSWER_MORE)
-    finally:
-        close(output)
-        close(answer)
+    pid = fork()
+    if pid == 0:
+        _be_the_copy(partial(perform, call, max_output), parent, handled, output, answer)
+    return pid
+
+
+def _close_all(pipes: Iterable[int]) -> None:
+    for fd in pipes:
+        os.close(fd)
 
 
 def _reap(pid: int) -> int:

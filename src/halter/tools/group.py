@@ -179,10 +179,10 @@ def _started(program: Program) -> Generator[Started]:
     try:
         process = _start(program, answer_end)
     except (OSError, ValueError) as error:
-        close(answer)
+        _close(answer)
         raise Failed(type(error).__name__, f"{program.argv[0]} could not be started: {error}") from error
     finally:
-        close(answer_end)
+        _close(answer_end)
     try:
         with process:
             yield Started(
@@ -196,7 +196,7 @@ def _started(program: Program) -> Generator[Started]:
                 close_input=None if program.answers or process.stdin is None else process.stdin.close,
             )
     finally:
-        close(answer)
+        _close(answer)
 
 
 def _start(program: Program, answer_end: int) -> "subprocess.Popen[bytes]":
@@ -300,7 +300,6 @@ def _fd(pipe: IO[bytes] | None) -> int:
     return pipe.fileno() if pipe else -1
 
 
-def close(fd: int) -> None:
-    """Close a pipe, if there is one."""
+def _close(fd: int) -> None:
     if fd >= 0:
         os.close(fd)
