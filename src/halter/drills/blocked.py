@@ -45,6 +45,10 @@ class Block:
     agent: str
     trigger: str
 
+    def scopes(self) -> tuple[str, str, str]:
+        """Name the scopes that halt this process alone."""
+        return f"session:{self.session}", f"agent:{self.agent}", f"trigger:{self.trigger}"
+
 
 def blocks(count: int) -> list[Block]:
     """Plan rounds in which each kind is blocked once."""

@@ -174,19 +174,12 @@ def _halt_processes(
         kind = "alone" if setting.teeth else "watched"
         running = {block.session: started.start(blocked, ground, marks, block, kind) for block in together}
         _began([block.session for block in together], marks)
-        scopes = {block.session: SCOPE_OF[place % len(SCOPE_OF)](block) for place, block in enumerate(together)}
+        scopes = {block.session: block.scopes()[place % 3] for place, block in enumerate(together)}
         halting.tell(("halt", f"blocked-{number}", list(scopes.values())))
         said: dict[str, int] = halting.hear()
         for block in together:
             _gone(running[block.session], block, said[scopes[block.session]], seen)
         seen.violations += inherited(ground, together)
-
-
-SCOPE_OF: Final = (
-    lambda block: f"session:{block.session}",
-    lambda block: f"agent:{block.agent}",
-    lambda block: f"trigger:{block.trigger}",
-)
 
 
 def _gone(process: Child, block: Block, halted: int, seen: Seen) -> None:
