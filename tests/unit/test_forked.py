@@ -5,14 +5,17 @@ import json
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -174,14 +177,45 @@ async def test_a_plain_tool_cannot_disturb_the_connections_of_the_process(tmp_pa
 async def test_a_copy_handles_no_signal_as_the_process_does_and_says_that_an_agent_started_it() -> None:
     def tell() -> list[Any]:
         """Tell."""
-        return [os.getpid() == os.getsid(0), os.environ[STARTED_BY_AGENT], signal.getsignal(signal.SIGUSR1).value]
+        usual = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+        return [os.getpid() == os.getsid(0), os.environ[STARTED_BY_AGENT], usual]
 
-    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    def handle(_number: int, _frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGUSR1, handle)
     try:
-        assert json.loads(await ran(tool(tell))) == [True, "tool", 0]
+        assert json.loads(await ran(tool(tell))) == [True, "tool", True]
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert STARTED_BY_AGENT not in os.environ
+
+
+async def test_a_signal_that_comes_while_a_copy_is_made_is_handled_once_and_by_the_process() -> None:
+    """The copy shares the pipe that wakes the loop: a handler that ran there would have the process act twice."""
+    heard: list[int] = []
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, heard.append, 1)
+
+    def after_fork() -> None:
+        if copying:
+            signal.raise_signal(signal.SIGUSR1)
+
+    copying = False
+    os.register_at_fork(after_in_child=after_fork)
+    try:
+        copying = True
+        with pytest.raises(Failed, match=r"Crashed: .* signal SIGUSR1"):
+            await ran(tool(lambda: "done", name="quick"))
+        copying = False
+        await asyncio.sleep(0)
+        assert heard == []
+        assert await ran(tool(lambda: "done", name="quick")) == "done"
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while not heard:  # noqa: ASYNC110  nobody else tells
+            await asyncio.sleep(0.001)
+    finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
+    assert heard == [1]
 
 
 async def test_a_plain_tool_may_have_a_loop_of_its_own() -> None:
@@ -223,6 +257,64 @@ async def test_a_copy_that_dies_takes_nobody_along(how: str, raised: type[Except
     with pytest.raises(raised) as error:
         await ran(tool(_dies, name="dies"), how=how)
     assert str(error.value) == told
+
+
+@pytest.mark.parametrize("gone", ["closed", "replaced"])
+async def test_a_tool_that_takes_the_standard_streams_away_is_heard_all_the_same(gone: str) -> None:
+    def take() -> str:
+        """Take them away."""
+        if gone == "closed":
+            sys.stdout.close()
+        else:
+            sys.stdout = sys.stderr = cast("Any", None)
+        return "done"
+
+    assert await ran(tool(take)) == "done"
+
+
+async def test_a_program_that_forgets_its_children_at_once_gets_their_answers() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert [await ran(tool(lambda: "done", name="quick")) for _ in range(5)] == ["done"] * 5
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+async def test_a_call_for_which_there_are_no_files_left_fails_and_leaves_no_process_behind() -> None:
+    subject = tool(lambda: "done", name="quick")
+    with no_files_left() as opened:
+        told = [await outcome(subject)]
+        while told[-1] != "done":
+            os.close(opened.pop())
+            told.append(await outcome(subject))
+    assert len(told) > 5
+    # The last ones fail in the copy, which wants some files for itself.
+    assert all(each.startswith(("OSError: no process could be", "Crashed: ")) for each in told[:-1]), told
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222  it does not wait
+
+
+@contextmanager
+def no_files_left() -> Generator[list[int]]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    opened: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        yield opened
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in opened:
+            os.close(fd)
+
+
+async def outcome(subject: FunctionTool) -> str:
+    try:
+        return await ran(subject)
+    except Failed as failed:
+        return str(failed)
 
 
 async def test_a_plain_tool_cannot_have_events_written_down() -> None:

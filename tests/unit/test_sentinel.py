@@ -24,7 +24,8 @@ def memory() -> mmap:
 def test_a_pulse_shows_what_another_process_has_to_know(memory: mmap) -> None:
     begun: list[int] = []
     pulse = Pulse(memory, lambda: begun.append(1))
-    pulse.beat([7, 8])
+    pulse.beat()
+    pulse.show_groups([7, 8])
     assert read_signs(memory)[1:] == (0, "", (), (7, 8))
     with pulse.works_as("up.1"), pulse.in_flight("slow\0tool", 60 * SECOND):
         with pulse.in_flight("quick", SECOND):
@@ -38,7 +39,7 @@ def test_a_pulse_shows_what_another_process_has_to_know(memory: mmap) -> None:
 
 def test_whatever_a_process_has_fits_into_its_pulse(memory: mmap) -> None:
     pulse = Pulse(memory)
-    pulse.beat(range(100_000))
+    pulse.show_groups(range(100_000))
     with pulse.works_as("w" * 100_000), pulse.in_flight("ü" * 100_000, SECOND):
         signs = read_signs(memory)
     assert signs.call == "ü" * 200
@@ -48,7 +49,8 @@ def test_whatever_a_process_has_fits_into_its_pulse(memory: mmap) -> None:
 def test_a_pulse_that_nobody_reads_costs_nothing() -> None:
     pulse = Pulse()
     with pulse.works_as("up.1"), pulse.in_flight("tool", SECOND):
-        pulse.beat([1])
+        pulse.beat()
+        pulse.show_groups([1])
 
 
 def looks(*seen: tuple[float, int, str, float], deadline: int = 0, workers: tuple[str, ...] = ("w",)) -> str:

@@ -7,6 +7,8 @@ thread that works in such a library holds a `ForkLock` meanwhile, and `fork` wai
 
 import itertools
 import os
+import signal
+import sys
 import threading
 import time
 import warnings
@@ -54,11 +56,41 @@ _NUMBERS: Final = itertools.count()
 
 
 def fork() -> int:
-    """Fork at a moment when no thread holds a fork lock; return 0 in the copy, and the copy's number here."""
-    with _FORKING, _all_free(), warnings.catch_warnings():
-        # From Python 3.12 on, a fork beside threads is warned of, since the copy may hang: the locks are against that.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    """Fork at a moment when no thread holds a fork lock; return 0 in the copy, and the copy's number here.
+
+    In the copy all signals are blocked until it has handlers of its own.
+    """
+    with _FORKING, _all_free(), _no_signal(), _unwarned():
         return os.fork()
+
+
+@contextmanager
+def _no_signal() -> Generator[None]:
+    """Let other threads take the signals meanwhile. The copy begins with all of them blocked.
+
+    A handler of the process that ran in the copy would act twice: the copy shares the pipe that wakes the event loop.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == process:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _unwarned() -> Generator[None]:
+    """Silence the warning that Python gives from 3.12 on: a fork beside threads may hang, and the locks prevent that.
+
+    Filters belong to the whole process, so they are left alone where no warning comes.
+    """
+    if sys.version_info < (3, 12):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 @contextmanager

@@ -6,16 +6,19 @@ until when the calls in flight may take, under which names it owns sessions, and
 
 import struct
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from mmap import mmap
 from typing import Final, NamedTuple
 
 SIZE: Final = 16384
 
-_HEAD: Final = struct.Struct("=QQQQ")
-"""When it was last alive and the earliest deadline, in nanoseconds of the monotonic clock; bytes of text; groups."""
-_TEXT_AT: Final = _HEAD.size
+_HEAD: Final = struct.Struct("=QQQ")
+"""When it was last alive and the earliest deadline, in nanoseconds of the monotonic clock; bytes of text."""
+_COUNT: Final = struct.Struct("=Q")
+"""How many groups there are."""
+_COUNT_AT: Final = _HEAD.size
+_TEXT_AT: Final = _COUNT_AT + _COUNT.size
 _GROUPS_AT: Final = 8192
 _MOST_TEXT: Final = _GROUPS_AT - _TEXT_AT
 _MOST_GROUPS: Final = (SIZE - _GROUPS_AT) // 8
@@ -34,7 +37,8 @@ class Signs(NamedTuple):
 
 def read_signs(memory: mmap) -> Signs:
     """Read what a process has written. While it writes, a part may be old and another new."""
-    alive_at, deadline, size, count = _HEAD.unpack_from(memory)
+    alive_at, deadline, size = _HEAD.unpack_from(memory)
+    (count,) = _COUNT.unpack_from(memory, _COUNT_AT)
     call, *workers = bytes(memory[_TEXT_AT : _TEXT_AT + size]).decode("utf-8", "replace").split("\0")
     groups = struct.unpack_from(f"={min(count, _MOST_GROUPS)}Q", memory, _GROUPS_AT)
     return Signs(alive_at, deadline, call, tuple(workers), groups)
@@ -52,12 +56,17 @@ class Pulse:
         self._deadlines: dict[object, int] = {}
         self._call = ""
         self._workers: tuple[str, ...] = ()
-        self._groups: tuple[int, ...] = ()
 
-    def beat(self, groups: Iterable[int] = ()) -> None:
-        """Say that the process is alive, and which groups of processes it has started."""
-        self._groups = tuple(groups)[:_MOST_GROUPS]
+    def beat(self) -> None:
+        """Say that the process is alive."""
         self._write()
+
+    def show_groups(self, groups: Collection[int]) -> None:
+        """Say which groups of processes it has started: from any thread, and no sign of life of the event loop."""
+        if self._memory is not None:
+            shown = tuple(groups)[:_MOST_GROUPS]
+            struct.pack_into(f"={len(shown)}Q", self._memory, _GROUPS_AT, *shown)
+            _COUNT.pack_into(self._memory, _COUNT_AT, len(shown))
 
     @contextmanager
     def in_flight(self, call: str, allowed: int) -> Generator[None]:
@@ -91,6 +100,5 @@ class Pulse:
             return
         text = "\0".join((self._call, *self._workers)).encode("utf-8", "replace")[:_MOST_TEXT]
         self._memory[_TEXT_AT : _TEXT_AT + len(text)] = text
-        struct.pack_into(f"={len(self._groups)}Q", self._memory, _GROUPS_AT, *self._groups)
         earliest = min(self._deadlines.values(), default=0)
-        _HEAD.pack_into(self._memory, 0, time.monotonic_ns(), earliest, len(text), len(self._groups))
+        _HEAD.pack_into(self._memory, 0, time.monotonic_ns(), earliest, len(text))

@@ -19,7 +19,7 @@ from typing import IO, Any, Final, cast
 from halter.core.pulse import SIZE, Pulse
 from halter.journal.open import file_of
 from halter.journal.queries import for_psycopg, load
-from halter.tools.group import running_groups
+from halter.tools.group import groups_heard_by
 
 BEAT_SECONDS: Final = 0.2
 RESTART_SECONDS: Final = 10.0
@@ -44,7 +44,8 @@ async def sentinel(store: str, remedy: str) -> AsyncGenerator[Pulse]:
     pulse = Pulse(mmap(descriptor, SIZE), watching.begin)
     beating = asyncio.create_task(_beat(pulse, watching), name="halter-sentinel")
     try:
-        yield pulse
+        with groups_heard_by(pulse.show_groups):
+            yield pulse
     finally:
         beating.cancel()
         with suppress(asyncio.CancelledError):
@@ -56,7 +57,7 @@ async def sentinel(store: str, remedy: str) -> AsyncGenerator[Pulse]:
 async def _beat(pulse: Pulse, watching: "_Watching") -> None:
     """Be alive several times a second, and keep somebody there to see it."""
     while True:
-        pulse.beat(running_groups())
+        pulse.beat()
         watching.keep()
         await asyncio.sleep(BEAT_SECONDS)
 

@@ -144,16 +144,17 @@ def status_of(place: str) -> Status | None:
     return Status(fields[0], int(fields[1]), int(fields[3]), (int(fields[11]) + int(fields[12])) / ticks)
 
 
-def end_all(process: int, groups: Iterable[int]) -> bool:
+def end_all(process: int, opened: int, groups: Iterable[int]) -> bool:
     """End a process with all that it has started; tell whether it is gone.
 
-    It is stopped first, so that it starts nothing more while its descendants are looked for.
+    It is stopped first, so that it starts nothing more while its descendants are looked for. Signals go to the process
+    that was `opened`, whose number cannot be another's meanwhile.
     """
     with suppress(ProcessLookupError):
-        os.kill(process, signal.SIGSTOP)
+        signal.pidfd_send_signal(opened, signal.SIGSTOP)
     family = descendants(process)
     with suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
+        signal.pidfd_send_signal(opened, signal.SIGKILL)
     end_groups({*groups, *family})
     return is_gone(process)
 
@@ -208,7 +209,7 @@ def watch(told: dict[str, Any]) -> None:
         silence = begun(look) if silence is None else listened(silence, look)
         why = why_to_end(silence, look, store.halted)
         if why:
-            gone = end_all(process, signs.groups)
+            gone = end_all(process, over, signs.groups)
             _tell(told, look.at - silence.since, signs.call, why, gone=gone)
             return
     end_groups(read_signs(memory).groups)

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn, TextIO, cast
 from halter.core.forks import fork
 from halter.core.tools import STARTED_BY_AGENT, Failed, Output
 from halter.tools.done import ANSWER_MORE, perform, read_answer
-from halter.tools.group import Started, attend
+from halter.tools.group import Started, attend, forget_groups
 
 _PRCTL: Final = ctypes.CDLL(None).prctl
 _SET_PARENT_DEATH_SIGNAL: Final = 1
@@ -64,7 +64,11 @@ def _close_all(pipes: Iterable[int]) -> None:
 
 
 def _reap(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    """Wait for the end of a copy. A program that ignores SIGCHLD, or waits for any child, may have taken its code."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return 0
 
 
 def _handled_signals() -> list[int]:
@@ -77,11 +81,9 @@ def _be_the_copy(work: Callable[[], bytes], parent: int, handled: list[int], out
     code = 1
     try:
         _set_apart(parent, handled)
-        _let_go_of_connections({output, answer})
-        _redirect(output)
+        _let_go_of_connections({answer, *_redirect(output)})
         done = memoryview(work())
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         while done:
             done = done[os.write(answer, done) :]
         code = 0
@@ -90,6 +92,13 @@ def _be_the_copy(work: Callable[[], bytes], parent: int, handled: list[int], out
             traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _flush() -> None:
+    """Print what is buffered. The function may have closed the streams, or put something else in their place."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
 
 
 def _set_apart(parent: int, handled: list[int]) -> None:
@@ -104,6 +113,7 @@ def _set_apart(parent: int, handled: list[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # What the process left for the collector, a connection perhaps, is not the copy's to finish.
     gc.freeze()
+    forget_groups()
     os.environ[STARTED_BY_AGENT] = "tool"
 
 
@@ -130,18 +140,20 @@ def _has_another_end(fd: int) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISBLK(mode))
 
 
-def _redirect(output: int) -> None:
-    """Read nothing, and print into the pipe, past whatever the process has buffered.
+def _redirect(output: int) -> set[int]:
+    """Read nothing, and print into the pipe, past whatever the process has buffered; return what leads there.
 
     A logger may have kept the streams of the process, so what stands behind those is exchanged too.
     """
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    for place in {1, 2, *_numbers(sys.stdout, sys.stderr)}:
+    places = {1, 2, *_numbers(sys.stdout, sys.stderr)}
+    for place in places:
         os.dup2(output, place)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 It is open until the end.
     sys.stdout = sys.__stdout__ = _printing(1)
     sys.stderr = sys.__stderr__ = _printing(2)
+    return {output, *places}
 
 
 def _numbers(*streams: TextIO | None) -> Iterator[int]:

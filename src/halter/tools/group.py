@@ -10,7 +10,7 @@ import selectors
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, ParamSpec, TypeVar
 
+from halter.core.forks import ForkLock
 from halter.core.tools import Failed, Unstoppable
 from halter.tools.result import bytes_to_text, joined
 
@@ -35,12 +36,51 @@ _GRACE: Final = 5.0
 """Seconds within which a killed program must be gone; only one that the kernel itself holds fast is not."""
 
 
-_GROUPS: Final = set[int]()
+class _Groups:
+    """The groups that run in the name of this process, by their leaders."""
+
+    def __init__(self) -> None:
+        self._lock = ForkLock()
+        self._leaders = set[int]()
+        self.heard_by: Callable[[Collection[int]], None] | None = None
+
+    def add(self, leader: int) -> None:
+        with self._lock:
+            self._leaders.add(leader)
+            self._tell()
+
+    def remove(self, leader: int) -> None:
+        """Forget a group before its leader is reaped, since the number may be another's after that."""
+        with self._lock:
+            self._leaders.discard(leader)
+            self._tell()
+
+    def forget(self) -> None:
+        with self._lock:
+            self._leaders.clear()
+            self.heard_by = None
+
+    def _tell(self) -> None:
+        if self.heard_by is not None:
+            self.heard_by(self._leaders)
 
 
-def running_groups() -> tuple[int, ...]:
-    """Name the leaders of the groups that run in this process's name: whoever ends it must end them, too."""
-    return tuple(_GROUPS)
+_GROUPS: Final = _Groups()
+
+
+@contextmanager
+def groups_heard_by(hear: Callable[[Collection[int]], None]) -> Generator[None]:
+    """Tell of every change which groups run, in any thread: whoever ends this process must end them, too."""
+    _GROUPS.heard_by = hear
+    try:
+        yield
+    finally:
+        _GROUPS.heard_by = None
+
+
+def forget_groups() -> None:
+    """Begin anew in a copy of the process: what the process has started is not the copy's."""
+    _GROUPS.forget()
 
 
 class Threads(Executor):
@@ -153,8 +193,7 @@ async def run_group(program: Program) -> Ended:
 
 async def attend(start: Start, name: str) -> Ended:
     """Start a process and see it to its end; cancelled, kill its whole group and wait until it is gone."""
-    stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    future = asyncio.get_running_loop().run_in_executor(Threads(), _run, start, stop)
+    future, stop = _attended(start)
     future.add_done_callback(lambda _: os.close(stop))
     try:
         return await asyncio.shield(future)
@@ -168,9 +207,26 @@ async def attend(start: Start, name: str) -> Ended:
         raise
 
 
+def _attended(start: Start) -> tuple["asyncio.Future[Ended]", int]:
+    """Begin in a thread; what is written to the returned number tells it to stop."""
+    try:
+        stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    except OSError as error:
+        raise Failed(type(error).__name__, f"no process could be made for the call: {error}") from error
+    try:
+        return asyncio.get_running_loop().run_in_executor(Threads(), _run, start, stop), stop
+    except RuntimeError as error:
+        os.close(stop)
+        raise Failed(type(error).__name__, f"no process could be made for the call: {error}") from error
+
+
 def _run(start: Start, stop: int) -> Ended:
-    with start() as started:
-        return _Attendant(started).attend(stop)
+    try:
+        with start() as started:
+            return _Attendant(started).attend(stop)
+    except OSError as error:
+        # There is room for no more files: what was started has been killed.
+        raise Failed(type(error).__name__, f"no process could be kept for the call: {error}") from error
 
 
 @contextmanager
@@ -224,26 +280,31 @@ class _Attendant:
         self._answer = _Kept(started.max_output * _WIDE)
         self._sinks = {started.output: self._output, started.answer: self._answer}
         self._sinks.pop(-1, None)
-        self._selector = selectors.DefaultSelector()
         self._over = False
 
     def attend(self, stop: int) -> Ended:
         """Go on until the process itself has ended, whoever else still holds its pipes, or until told to stop."""
-        exited = os.pidfd_open(self._started.pid)
         _GROUPS.add(self._started.pid)
         try:
-            with self._selector:
-                self._watch(exited, stop)
-                while not self._over:
-                    for key, _ in self._selector.select():
-                        key.data(key.fd)
+            self._wait_for_end(stop)
         finally:
             _kill_group(self._started.pid)
-            os.close(exited)
-            _GROUPS.discard(self._started.pid)
+            _GROUPS.remove(self._started.pid)
             code = self._started.reap()
         self._read_rest()
         return Ended(code, self._output.text(), bytes(self._answer.head + self._answer.tail))
+
+    def _wait_for_end(self, stop: int) -> None:
+        """Wait. Where SIGCHLD is ignored, a process that has ended is already forgotten, and there is no waiting."""
+        with (
+            suppress(ProcessLookupError),
+            _opened_process(self._started.pid) as exited,
+            selectors.DefaultSelector() as self._selector,
+        ):
+            self._watch(exited, stop)
+            while not self._over:
+                for key, _ in self._selector.select():
+                    key.data(key.fd)
 
     def _watch(self, exited: int, stop: int) -> None:
         if self._started.input >= 0:
@@ -294,6 +355,15 @@ def _kill_group(leader: int) -> None:
     for kill in (os.kill, os.killpg):
         with suppress(ProcessLookupError, PermissionError):
             kill(leader, signal.SIGKILL)
+
+
+@contextmanager
+def _opened_process(pid: int) -> Generator[int]:
+    exited = os.pidfd_open(pid)
+    try:
+        yield exited
+    finally:
+        os.close(exited)
 
 
 def _fd(pipe: IO[bytes] | None) -> int:
