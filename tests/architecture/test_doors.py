@@ -233,7 +233,12 @@ acted: list[str] = []
 """What ran without a permit."""
 
 
-@tool(check=lambda order: acted.append(f"asked about {order}"), isolate=False)
+def was_paid(order: int) -> None:
+    """Find nothing out."""
+    acted.append(f"asked about {order}")
+
+
+@tool(check=was_paid, isolate=False)
 def pay(order: int = 7) -> str:
     """Pay an order."""
     acted.append(f"paid {order}")

@@ -71,9 +71,12 @@ class Place:
         return process, family
 
     async def _halter(self, *words: str) -> asyncio.subprocess.Process:
-        pipes = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.PIPE}
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "halter", *words, env=self.environ(), cwd=self._folder, **pipes
+            *(sys.executable, "-m", "halter", *words),
+            env=self.environ(),
+            cwd=self._folder,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
         )
 
     async def halts(self) -> None:

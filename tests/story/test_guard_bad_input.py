@@ -461,6 +461,10 @@ def bubblewrap(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(str(failed))
 
 
+def _program_of(value: list[str] | str) -> str:
+    return value[0] if isinstance(value, list) else ""
+
+
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
@@ -472,7 +476,7 @@ def bubblewrap(tmp_path_factory: pytest.TempPathFactory) -> None:
         (["cp", "{root}/../outside/kept", "."], "[exit code 1]"),
         (["nosuchprogram"], "[exit code 127]"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=_program_of,
 )
 async def test_a_command_is_bounded_and_shut_in(
     bubblewrap: None, tmp_path: Path, argv: Sequence[str], told: str

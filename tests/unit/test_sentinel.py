@@ -7,7 +7,7 @@ import pytest
 
 from halter.core.clock import SECOND
 from halter.core.pulse import SIZE, Pulse, Signs, read_signs
-from halter.dispatch.sentinel_program import Look, begun, is_blocked, listened, why_to_end
+from halter.dispatch.sentinel_program import Look, begun, first_heard, is_blocked, listened, why_to_end
 
 NANO = 1_000_000_000
 
@@ -68,12 +68,14 @@ def each_tenth(seconds: float, state: str, cpu: float) -> list[tuple[float, int,
 
 
 def test_a_process_that_computes_without_a_sign_of_life_is_blocked() -> None:
-    assert looks(*each_tenth(1.4, "R", 1.0)) == ""
-    assert looks(*each_tenth(1.6, "R", 1.0)) == "agent:w is halted"
+    assert looks(*each_tenth(1.1, "R", 1.0)) == ""
+    assert looks(*each_tenth(1.3, "R", 1.0)) == "agent:w is halted"
+    assert looks(*each_tenth(2.4, "R", 0.2)) == ""
+    assert looks(*each_tenth(2.6, "R", 0.2)) == "agent:w is halted"
 
 
 def test_a_process_that_waits_without_a_sign_of_life_is_blocked() -> None:
-    assert looks(*each_tenth(1.6, "S", 0.0)) == "agent:w is halted"
+    assert looks(*each_tenth(1.3, "S", 0.0)) == "agent:w is halted"
 
 
 def test_a_process_that_gives_signs_of_life_is_not_blocked() -> None:
@@ -81,7 +83,7 @@ def test_a_process_that_gives_signs_of_life_is_not_blocked() -> None:
 
 
 def test_a_process_that_gets_no_processor_is_not_blocked() -> None:
-    assert looks(*each_tenth(60, "R", 0.01)) == ""
+    assert looks(*each_tenth(40, "R", 0.01)) == ""
     idle_before = [(0.0, 1, "S", 0.0), (0.1, 1, "S", 0.0), *((0.2 + tick / 10, 1, "R", 0.0) for tick in range(100))]
     assert looks(*idle_before) == ""
 
@@ -103,6 +105,14 @@ def test_a_blocked_process_is_ended_for_a_deadline_or_a_halt_and_nothing_else() 
     assert looks(*blocked, deadline=NANO) == "a call was out of time"
     assert looks(*blocked, deadline=int(2.5 * NANO), workers=()) == ""
     assert looks(*blocked, deadline=0, workers=()) == ""
+
+
+def test_a_silence_counts_from_before_the_first_look_unless_the_process_was_stopped() -> None:
+    """The sentinel needs a while to start; a process that was blocked by then is not given another while."""
+    signs = Signs(10 * NANO, 0, "tool", ("w",))
+    for state, since in (("S", 10.0), ("R", 10.0), ("T", 11.0)):
+        assert first_heard(Look(11.0, signs, state, 0.0)).since == since
+    assert first_heard(Look(11.0, Signs(0), "S", 0.0)).since == 11.0
 
 
 def test_a_silence_counts_from_the_last_sign_of_life() -> None:

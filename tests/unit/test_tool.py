@@ -16,7 +16,18 @@ from pydantic import BaseModel, Field
 
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
-from halter.core.tools import Failed, Happened, Invalid, Output, Permit, Unstoppable, Valid, secret_names, with_secrets
+from halter.core.tools import (
+    Effect,
+    Failed,
+    Happened,
+    Invalid,
+    Output,
+    Permit,
+    Unstoppable,
+    Valid,
+    secret_names,
+    with_secrets,
+)
 from halter.tools.arguments import CallKey
 from halter.tools.tool import FunctionTool, spec_from_hints, tool
 
@@ -297,6 +308,10 @@ def _plain(x: int) -> None: ...
 def _odd(x: asyncio.Task[None]) -> None: ...
 
 
+def _check_of_y(y: int) -> int:
+    return y
+
+
 @pytest.mark.parametrize(
     ("function", "options", "told"),
     [
@@ -307,7 +322,7 @@ def _odd(x: asyncio.Task[None]) -> None: ...
         (_plain, {"effect": "none"}, "effect cannot be 'none'"),
         (_plain, {"timeout": 0}, "timeout cannot be 0"),
         (_plain, {"timeout": "soon"}, "is not a duration"),
-        (_plain, {"check": lambda y: y}, "asks for y"),
+        (_plain, {"check": _check_of_y}, "asks for y"),
         (lambda: None, {"name": "local", "isolate": True}, "stands inside another function"),
     ],
 )
@@ -339,7 +354,8 @@ async def test_a_blocked_read_is_abandoned_and_a_blocked_write_is_said_to_be_uns
         started.release()
         release.wait()
 
-    for effect, raised in (("read", asyncio.CancelledError), ("write", Unstoppable)):
+    effects: list[tuple[Effect, type[BaseException]]] = [("read", asyncio.CancelledError), ("write", Unstoppable)]
+    for effect, raised in effects:
         task = asyncio.create_task(ran(tool(block, effect=effect, isolate=False)))
         await asyncio.to_thread(started.acquire)
         task.cancel()

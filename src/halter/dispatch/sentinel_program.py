@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -20,8 +21,11 @@ from typing import Any, Final, NamedTuple
 from halter.core.pulse import SIZE, Signs, read_signs
 
 TICK: Final = 0.1
-SILENT: Final = 1.5
+SILENT: Final = 1.2
 """Seconds without a sign of life after which an event loop counts as blocked; it gives one five times a second."""
+COMPUTED: Final = 0.5
+"""Seconds of processor time within which a loop that is not blocked has given a sign of life, however long they take
+on a machine that has little to give."""
 AWAKE: Final = 0.6
 """Seconds after the last sign of life by which a loop that is not blocked has woken up to give the next."""
 OVERDUE: Final = 1.0
@@ -61,6 +65,14 @@ def begun(look: Look) -> Silence:
     return Silence(look.at, look.cpu, look.signs.alive_at, looked_at=look.at)
 
 
+def first_heard(look: Look) -> Silence:
+    """Begin with the first look: this program takes a while to start, and the process may be blocked by then."""
+    silence = begun(look)
+    if look.state in STOPPED or not look.signs.alive_at:
+        return silence
+    return silence._replace(since=min(look.at, look.signs.alive_at / _NANO))
+
+
 def listened(silence: Silence, look: Look) -> Silence:
     """Count on, or anew if there was a sign of life, if it was stopped, or if this program was held up itself."""
     alive = look.signs.alive_at != silence.alive_at
@@ -74,7 +86,7 @@ def is_blocked(silence: Silence, look: Look) -> bool:
     """Tell a process that is blocked from one that merely gets no processor: that one wants to run, and cannot."""
     if look.at - silence.since < SILENT:
         return False
-    return silence.slept or look.cpu - silence.cpu >= SILENT / 2
+    return silence.slept or look.cpu - silence.cpu >= COMPUTED
 
 
 def is_overdue(look: Look) -> bool:
@@ -206,7 +218,7 @@ def watch(told: dict[str, Any]) -> None:
         if found is None:
             break
         look = Look(time.monotonic(), signs, found.state, found.cpu)
-        silence = begun(look) if silence is None else listened(silence, look)
+        silence = first_heard(look) if silence is None else listened(silence, look)
         why = why_to_end(silence, look, store.halted)
         if why:
             gone = end_all(process, over, signs.groups)
@@ -230,8 +242,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     told = json.loads(sys.stdin.readline())
     if "conninfo" in told:
-        # It takes a moment to load, and there is none to lose later.
-        importlib.import_module("psycopg")
+        # It takes a moment to load: there is none to lose later, nor before the first look.
+        threading.Thread(target=importlib.import_module, args=("psycopg",), daemon=True).start()
     watch(told)
 
 

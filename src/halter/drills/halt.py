@@ -36,6 +36,7 @@ PROMISED: Final = SECOND
 PATIENCE: Final = 30.0
 TOGETHER_BLOCKED: Final = 3
 MOST_BLOCKED: Final = 4
+PATIENCE_BLOCKED: Final = 3 * SECOND
 GONE: Final = ("", "Z", "X")
 """The states of a process that does nothing any more, whether or not somebody has taken note of that."""
 REASON: Final = "the drill says so"
@@ -177,25 +178,32 @@ def _halt_processes(
         scopes = {block.session: block.scopes()[place % 3] for place, block in enumerate(together)}
         halting.tell(("halt", f"blocked-{number}", list(scopes.values())))
         said: dict[str, int] = halting.hear()
-        for block in together:
-            _gone(running[block.session], block, said[scopes[block.session]], seen)
+        _see_gone({block: (running[block.session], said[scopes[block.session]]) for block in together}, seen)
         seen.violations += inherited(ground, together)
 
 
-def _gone(process: Child, block: Block, halted: int, seen: Seen) -> None:
-    """Wait until a process is over; one that runs on is ended here."""
-    while process_state(process.pid) not in GONE and time.time_ns() // 1000 < halted + GONE_BY + SECOND:
+def _see_gone(ending: Mapping[Block, tuple[Child, int]], seen: Seen) -> None:
+    """Wait until all processes are over, each since it was halted; what runs on is ended here."""
+    left = dict(ending)
+    while left:
+        for block, (process, halted) in list(left.items()):
+            took = time.time_ns() // 1000 - halted
+            if process_state(process.pid) in GONE:
+                seen.took["process"].append(took)
+                seen.late += _gone_late(block, halted, took)
+                del left[block]
+            elif took > GONE_BY + PATIENCE_BLOCKED:
+                told = f"A process ({block.kind}) was blocked and halted, and ran on after {GONE_BY / SECOND:g} s."
+                seen.violations.append(told)
+                process.kill()
+                del left[block]
         time.sleep(0.005)
-    took = time.time_ns() // 1000 - halted
-    if process_state(process.pid) not in GONE:
-        seen.violations.append(
-            f"A process ({block.kind}) was blocked and halted, and ran on after {GONE_BY / SECOND:g} s."
-        )
-        process.kill()
-    elif took > GONE_BY:
-        told = f"A blocked process ({block.kind}) was gone only {_after(took)}."
-        seen.late.append(Late(told, halted, took - GONE_BY))
-    seen.took["process"].append(took)
+
+
+def _gone_late(block: Block, halted: int, took: int) -> list[Late]:
+    if took <= GONE_BY:
+        return []
+    return [Late(f"A blocked process ({block.kind}) was gone only {_after(took)}.", halted, took - GONE_BY)]
 
 
 def _round(number: int, each: Halting, hands: tuple[Child, Child], marks: Marks, seen: Seen) -> None:
