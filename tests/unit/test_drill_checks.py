@@ -70,11 +70,11 @@ def test_what_begins_or_ends_a_second_after_a_halt_is_found() -> None:
 
 def test_what_is_late_on_a_machine_that_was_too_busy_is_told_apart_from_a_violation() -> None:
     late = Late("It was late.", since=0, by=SECOND // 10)
-    assert told_apart([late], [], SECOND) == (["It was late."], [])
-    assert told_apart([late], [Stall(0, SECOND // 10)], SECOND) == ([], ["It was late."])
-    assert told_apart([late], [Stall(5 * SECOND, 6 * SECOND)], SECOND) == (["It was late."], [])
-    assert told_apart([Late("Far too late.", 0, 3 * SECOND)], [Stall(0, SECOND // 10)], SECOND)[1] == []
-    assert told_apart([Late("It never ended.")], [Stall(0, SECOND)], SECOND) == (["It never ended."], [])
+    assert told_apart([late], []) == (["It was late."], [])
+    assert told_apart([late], [Stall(0, SECOND // 10)]) == ([], ["It was late."])
+    assert told_apart([late], [Stall(5 * SECOND, 6 * SECOND)]) == (["It was late."], [])
+    assert told_apart([Late("Far too late.", 0, 3 * SECOND)], [Stall(0, SECOND // 10)])[1] == []
+    assert told_apart([Late("It never ended.")], [Stall(0, SECOND)]) == (["It never ended."], [])
 
 
 def test_an_act_that_is_marked_outside_a_second_after_a_halt_is_found() -> None:

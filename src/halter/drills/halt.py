@@ -33,7 +33,7 @@ HALTS: Final = 50
 TOGETHER: Final = 10
 GROUPS: Final = 4
 PROMISED: Final = SECOND
-PATIENCE: Final = 30.0
+PATIENCE: Final = 120.0
 TOGETHER_BLOCKED: Final = 3
 MOST_BLOCKED: Final = 4
 PATIENCE_BLOCKED: Final = 3 * SECOND
@@ -110,6 +110,9 @@ async def _halt(pipe: Pipe, ground: Ground) -> None:
 class Seen:
     """What was seen of all rounds while they ran. Times are microseconds by the clock of this machine."""
 
+    total: int
+    """How many halts there will be."""
+    done: int = 0
     halted: dict[str, int] = field(default_factory=dict[str, int])
     """When each session was halted."""
     violations: list[str] = field(default_factory=list[str])
@@ -123,7 +126,7 @@ def run(setting: Setting) -> Result:
     planned = rounds(setting.seeds or HALTS)
     halts, stuck = sum(len(each.scopes()) for each in planned), sum(len(each.round.cases) for each in planned)
     ending = blocks(max(1, min(MOST_BLOCKED, halts // 12)))
-    seen = Seen()
+    seen = Seen(halts + len(ending))
     with own_store(in_memory(setting)) as ground, children(__name__) as started:
         marks = Marks(ground.folder / "marks")
         marks.file.touch()
@@ -136,11 +139,11 @@ def run(setting: Setting) -> Result:
         _judge(planned, found_at(ground.url).events, marks.read(), seen)
         ticking.tell(None)
         stalls: list[Stall] = ticking.hear()
-        setting.progress(halts, halts, "checked")
-    late, unsure = told_apart(seen.late, stalls, PROMISED)
-    counts = {"halts": halts + len(ending), "sessions": stuck, "processes": len(ending), **_figures(seen.took)}
+        setting.progress(seen.total, seen.total, "checked")
+    late, unsure = told_apart(seen.late, stalls)
+    counts = {"halts": seen.total, "sessions": stuck, "processes": len(ending), **_figures(seen.took)}
     busy = {"too_busy_to_tell": unsure} if unsure else {}
-    return result(DRILL.name, ground.kind, halts + len(ending), [*seen.violations, *late], {**counts, **busy})
+    return result(DRILL.name, ground.kind, seen.total, [*seen.violations, *late], {**counts, **busy})
 
 
 def _ears(setting: Setting) -> Literal["deaf", "listening"]:
@@ -150,11 +153,10 @@ def _ears(setting: Setting) -> Literal["deaf", "listening"]:
 def _halt_sessions(
     setting: Setting, planned: Sequence[Halting], working: Child, halting: Child, marks: Marks, seen: Seen
 ) -> None:
-    done, halts = 0, sum(len(each.scopes()) for each in planned)
     for number, each in enumerate(planned):
-        setting.progress(done, halts, f"{len(each.round.cases)} stuck sessions are halted by {each.scope}")
+        setting.progress(seen.done, seen.total, f"{len(each.round.cases)} stuck sessions are halted by {each.scope}")
         _round(number, each, (working, halting), marks, seen)
-        done += len(each.scopes())
+        seen.done += len(each.scopes())
     working.tell(None)
     working.wait()
 
@@ -171,7 +173,7 @@ def _halt_processes(
     """Block some processes at a time, halt each, and see that it is gone in time and its session is free."""
     for number in range(0, len(ending), TOGETHER_BLOCKED):
         together = ending[number : number + TOGETHER_BLOCKED]
-        setting.progress(number, len(ending), f"{len(together)} blocked processes are halted")
+        setting.progress(seen.done, seen.total, f"{len(together)} blocked processes are halted")
         kind = "alone" if setting.teeth else "watched"
         running = {block.session: started.start(blocked, ground, marks, block, kind) for block in together}
         _began([block.session for block in together], marks)
@@ -180,6 +182,7 @@ def _halt_processes(
         said: dict[str, int] = halting.hear()
         _see_gone({block: (running[block.session], said[scopes[block.session]]) for block in together}, seen)
         seen.violations += inherited(ground, together)
+        seen.done += len(together)
 
 
 def _see_gone(ending: Mapping[Block, tuple[Child, int]], seen: Seen) -> None:
@@ -203,7 +206,7 @@ def _see_gone(ending: Mapping[Block, tuple[Child, int]], seen: Seen) -> None:
 def _gone_late(block: Block, halted: int, took: int) -> list[Late]:
     if took <= GONE_BY:
         return []
-    return [Late(f"A blocked process ({block.kind}) was gone only {_after(took)}.", halted, took - GONE_BY)]
+    return [Late(f"A blocked process ({block.kind}) was gone only {_after(took)}.", halted, took - GONE_BY, GONE_BY)]
 
 
 def _round(number: int, each: Halting, hands: tuple[Child, Child], marks: Marks, seen: Seen) -> None:

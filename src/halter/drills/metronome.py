@@ -29,11 +29,12 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Something that was found too late: by how much, and from when on it could have been done."""
+    """Something that was found too late: from when on it could have been done, by how much, and what was allowed."""
 
     sentence: str
     since: int = 0
     by: int = 0
+    allowed: int = SECOND
 
 
 def metronome(pipe: Pipe) -> None:
@@ -55,11 +56,11 @@ def stalled(stalls: Sequence[Stall], since: int, until: int) -> int:
     return sum(max(0, min(each.until, until) - max(each.since, since)) for each in stalls)
 
 
-def told_apart(found: Sequence[Late], stalls: Sequence[Stall], promised: int) -> tuple[list[str], list[str]]:
+def told_apart(found: Sequence[Late], stalls: Sequence[Stall]) -> tuple[list[str], list[str]]:
     """Part what was late into violations, and what a machine that was too busy cannot tell."""
     violations: list[str] = []
     unsure: list[str] = []
     for each in found:
-        busy = stalled(stalls, each.since, each.since + promised + each.by)
+        busy = stalled(stalls, each.since, each.since + each.allowed + each.by)
         (unsure if 0 < each.by <= busy * HOPS else violations).append(each.sentence)
     return violations, unsure
