@@ -16,7 +16,7 @@ from halter.journal.open import open_store
 AGENT = "name: desk\n"
 TOOLS = '''
 """Tools that block what they run in."""
-import os, re, subprocess, time
+import os, re, sqlite3, subprocess, time
 from pathlib import Path
 from halter import tool
 
@@ -36,6 +36,14 @@ async def wait(fifo: str) -> str:
     began(fifo)
     time.sleep(600)
     return ""
+
+@tool(level="SAFE")
+async def lock(fifo: str) -> str:
+    """Keep the event loop to itself while a transaction is open, as a thread of the store may have one."""
+    own = sqlite3.connect(os.environ["HALTER_STORE"], isolation_level=None)
+    own.execute("BEGIN IMMEDIATE")
+    began(fifo)
+    return str(re.match(r"(a+)+$", "a" * 60 + "b"))
 
 @tool(level="SAFE")
 def work(fifo: str) -> str:
@@ -142,6 +150,16 @@ async def test_a_blocked_process_is_ended_when_a_call_is_out_of_time(tmp_path: P
     _, told = await process.communicate()
     assert process.returncode == -9
     assert b"while a call was out of time. It was ended." in told
+    await gone(*family)
+
+
+async def test_a_blocked_process_is_ended_when_it_keeps_others_from_writing_a_halt(tmp_path: Path) -> None:
+    place = Place(tmp_path, str(tmp_path / "halter.db"))
+    process, family = await place.starts("lock")
+    _, told = await process.communicate()
+    assert process.returncode == -9
+    assert b"while it kept the store locked. It was ended." in told
+    await place.halts()
     await gone(*family)
 
 

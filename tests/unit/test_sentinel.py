@@ -107,6 +107,15 @@ def test_a_blocked_process_is_ended_for_a_deadline_or_a_halt_and_nothing_else() 
     assert looks(*blocked, deadline=0, workers=()) == ""
 
 
+def test_a_blocked_process_that_keeps_the_store_locked_is_ended_since_no_halt_could_be_written() -> None:
+    for locked, why in ((range(6, 20), "it kept the store locked"), (range(6, 9), ""), (range(18, 20), "")):
+        signs = [Look(tick / 10, Signs(1), "S", 0.0, tick in locked) for tick in range(20)]
+        silence = begun(signs[0])
+        for look in signs[1:]:
+            silence = listened(silence, look)
+        assert why_to_end(silence, signs[-1], lambda _: "") == why
+
+
 def test_a_silence_counts_from_before_the_first_look_unless_the_process_was_stopped() -> None:
     """The sentinel needs a while to start; a process that was blocked by then is not given another while."""
     signs = Signs(10 * NANO, 0, "tool", ("w",))

@@ -118,4 +118,6 @@ def _place(store: str) -> Mapping[str, Any] | None:
         address = Address(store)
         return {"conninfo": address.conninfo, "schema": address.schema, "sql": for_psycopg(question)}
     file = file_of(store)
-    return None if file is None else {"file": f"{file.absolute().as_uri()}?mode=ro", "sql": question}
+    if file is None:
+        return None
+    return {"file": f"{file.absolute().as_uri()}?mode=ro", "locks": f"{file.absolute()}-shm", "sql": question}

@@ -5,12 +5,14 @@ they stay away, it asks the store itself whether sessions of that process are ha
 passed. It ends with the process that it watches.
 """
 
+import fcntl
 import importlib
 import json
 import mmap
 import os
 import select
 import signal
+import struct
 import sys
 import threading
 import time
@@ -32,6 +34,8 @@ OVERDUE: Final = 1.0
 """Seconds after a deadline within which the process itself would have stopped the call."""
 LATE: Final = 1.0
 """Seconds: if a tick takes so long, this program itself was held up, and knows nothing about the other."""
+LOCKED: Final = 0.5
+"""Seconds for which a process that gives no sign of life may keep the store locked for all others."""
 STOPPED: Final = "Tt"
 """The states of a process that a signal or a debugger has stopped: it does nothing, and is left alone."""
 UNENDED: Final = (
@@ -42,12 +46,16 @@ _NANO: Final = 1_000_000_000
 
 
 class Look(NamedTuple):
-    """What one look at the process showed: the time, its signs, the state and the processor time of its main thread."""
+    """What one look at the process showed: the time, its signs, the state and the processor time of its main thread.
+
+    `locked` says that no other process could write to the store, since this one had begun to.
+    """
 
     at: float
     signs: Signs
     state: str
     cpu: float
+    locked: bool = False
 
 
 class Silence(NamedTuple):
@@ -58,6 +66,7 @@ class Silence(NamedTuple):
     alive_at: int
     slept: bool = False
     looked_at: float = 0.0
+    locked_since: float | None = None
 
 
 def begun(look: Look) -> Silence:
@@ -79,7 +88,8 @@ def listened(silence: Silence, look: Look) -> Silence:
     if alive or look.state in STOPPED or look.at - silence.looked_at > LATE:
         return begun(look)
     slept = look.state == "S" and look.at - silence.since > AWAKE
-    return silence._replace(slept=silence.slept or slept, looked_at=look.at)
+    locked = (silence.locked_since or look.at) if look.locked else None
+    return silence._replace(slept=silence.slept or slept, looked_at=look.at, locked_since=locked)
 
 
 def is_blocked(silence: Silence, look: Look) -> bool:
@@ -104,7 +114,15 @@ def why_to_end(silence: Silence, look: Look, ask: Ask) -> str:
         return ""
     if is_overdue(look):
         return "a call was out of time"
+    if silence.locked_since is not None and look.at - silence.locked_since >= LOCKED:
+        # Not even a halt can be written down then.
+        return "it kept the store locked"
     return next((f"{scope} is halted" for worker in look.signs.workers if (scope := ask(worker))), "")
+
+
+_FLOCK: Final = struct.Struct("hhqqi4x")
+_WRITE_LOCK_AT: Final = 120
+"""The byte of SQLite's file of shared memory that a writer locks, by the format of the WAL index."""
 
 
 class Store:
@@ -113,6 +131,24 @@ class Store:
     def __init__(self, told: dict[str, Any]) -> None:
         self._told = told
         self._connection: Any = None
+        self._locks: int | None = None
+
+    def is_locked_by(self, process: int) -> bool:
+        """Tell whether a process keeps all others from writing; PostgreSQL itself ends what does so for too long.
+
+        A thread inside a transaction needs the interpreter to come to its end, and whoever holds that may never let go.
+        The file that is asked about stays open: to close it would give up the locks of this program's connection.
+        """
+        if "locks" not in self._told:
+            return False
+        try:
+            if self._locks is None:
+                self._locks = os.open(self._told["locks"], os.O_RDWR | os.O_CLOEXEC)
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _WRITE_LOCK_AT, 1, 0)
+            found = _FLOCK.unpack(fcntl.fcntl(self._locks, fcntl.F_GETLK, asked))
+        except OSError:
+            return False
+        return found[0] != fcntl.F_UNLCK and found[-1] == process
 
     def halted(self, worker: str) -> str:
         """Name a halt that stands over the sessions of a worker. A store that does not answer is asked again."""
@@ -217,7 +253,9 @@ def watch(told: dict[str, Any]) -> None:
         found, signs = status_of(place), read_signs(memory)
         if found is None:
             break
-        look = Look(time.monotonic(), signs, found.state, found.cpu)
+        silent = silence is not None and time.monotonic() - silence.since > AWAKE
+        locked = silent and store.is_locked_by(process)
+        look = Look(time.monotonic(), signs, found.state, found.cpu, locked)
         silence = first_heard(look) if silence is None else listened(silence, look)
         why = why_to_end(silence, look, store.halted)
         if why:

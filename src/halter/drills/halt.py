@@ -10,12 +10,14 @@ it knows how busy the machine was: what is late by no more than that is told as 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
 from typing import Any, Final, Literal, get_args
 
 from halter.core.clock import SECOND
+from halter.core.errors import StoreUnavailable
+from halter.core.ports import Store, Write
 from halter.drills.agents import PERSON
 from halter.drills.blocked import PROMISED as GONE_BY
 from halter.drills.blocked import Block, blocked, blocks, inherited
@@ -33,10 +35,11 @@ HALTS: Final = 50
 TOGETHER: Final = 10
 GROUPS: Final = 4
 PROMISED: Final = SECOND
-PATIENCE: Final = 120.0
+PATIENCE: Final = 60.0
 TOGETHER_BLOCKED: Final = 3
 MOST_BLOCKED: Final = 4
 PATIENCE_BLOCKED: Final = 3 * SECOND
+UNLOCKED_BY: Final = 15.0
 GONE: Final = ("", "Z", "X")
 """The states of a process that does nothing any more, whether or not somebody has taken note of that."""
 REASON: Final = "the drill says so"
@@ -100,10 +103,20 @@ async def _halt(pipe: Pipe, ground: Ground) -> None:
         for scope in scopes:
             key = f"{number}/{what}/{scope}"
             write = halt if what == "halt" else resume
-            await store.commit(write(scope, PERSON, key, reason=REASON))
+            await _written(store, write(scope, PERSON, key, reason=REASON))
             said[scope] = time.time_ns() // 1000
         pipe.send(said)
     await store.close()
+
+
+async def _written(store: Store, write: Write) -> None:
+    """Write as soon as the store can be written to: a blocked process may keep it locked until it is ended."""
+    while True:
+        try:
+            await store.commit(write)
+        except StoreUnavailable:
+            continue
+        return
 
 
 @dataclass(slots=True)
@@ -176,13 +189,33 @@ def _halt_processes(
         setting.progress(seen.done, seen.total, f"{len(together)} blocked processes are halted")
         kind = "alone" if setting.teeth else "watched"
         running = {block.session: started.start(blocked, ground, marks, block, kind) for block in together}
-        _began([block.session for block in together], marks)
+        if not _all_block(together, running, marks, seen):
+            continue
         scopes = {block.session: block.scopes()[place % 3] for place, block in enumerate(together)}
         halting.tell(("halt", f"blocked-{number}", list(scopes.values())))
+        if not halting.pipe.poll(UNLOCKED_BY):
+            seen.violations.append("Blocked processes kept the store locked, and nothing could be halted.")
+            _kill(running.values())
         said: dict[str, int] = halting.hear()
         _see_gone({block: (running[block.session], said[scopes[block.session]]) for block in together}, seen)
         seen.violations += inherited(ground, together)
         seen.done += len(together)
+
+
+def _all_block(together: Sequence[Block], running: Mapping[str, Child], marks: Marks, seen: Seen) -> bool:
+    """Wait until all processes are blocked; one that keeps the store locked, and is not ended, keeps others from it."""
+    try:
+        _began([block.session for block in together], marks)
+    except ChildStuck:
+        seen.violations.append("A blocked process kept the store locked, and no other could begin.")
+        _kill(running.values())
+        return False
+    return True
+
+
+def _kill(running: Iterable[Child]) -> None:
+    for process in running:
+        process.kill()
 
 
 def _see_gone(ending: Mapping[Block, tuple[Child, int]], seen: Seen) -> None:
