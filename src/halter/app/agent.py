@@ -238,6 +238,8 @@ def _loaded(file: Path) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
+    except ConfigError as error:
+        raise ConfigError(f"{file} cannot be used: {error}") from error
     except Exception as error:
         raise ConfigError(f"{file} cannot be used: {type(error).__name__}: {error}") from error
     finally:

@@ -38,11 +38,11 @@ from halter.config.agent import agent_of
 from halter.config.fleet import Fleet, fleet_of, read_fleet
 from halter.config.mind import read_mind
 from halter.config.resolve import against_tools, resolve
-from halter.config.shape import nearest
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import session_stream
 from halter.core.messages import Model, StreamChunk
+from halter.core.options import demand_known
 from halter.core.ports import whole
 from halter.core.tools import Tool
 from halter.core.vocabulary import SessionKind
@@ -85,7 +85,7 @@ class Agent(Program[Speaking]):
     NOUN = "agent"
 
     def __init__(self, name: str = "agent", *, store: str | Path, **options: Unpack[AgentOptions]) -> None:
-        _demand_known(options)
+        demand_known(options, AgentOptions.__optional_keys__, "an agent")
         super().__init__(name, store, options)
         self._said_of = options
         self._folder: Path | None = None
@@ -250,13 +250,6 @@ async def _spoken_to(speaking: Speaking, message: str, session: str, new: str, k
     await reopen(speaking, session)
     await say(speaking, session, message)
     return session
-
-
-def _demand_known(options: AgentOptions) -> None:
-    known = sorted((*AgentOptions.__required_keys__, *AgentOptions.__optional_keys__))
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"`{name}` is no option of an agent; {nearest(name, known, 'its options')}")
 
 
 def _spoken(held: Held, agent: Assembled, models: Any) -> Speaking:

@@ -40,6 +40,7 @@ from halter.core.messages import Model
 from halter.core.mind import Mind
 from halter.core.money import Usd, usd
 from halter.core.newer import left_to_newer
+from halter.core.options import demand_known
 from halter.core.ports import Lease, Query, Stored, kept
 from halter.core.rows import SessionRow
 from halter.core.text import to_body
@@ -85,6 +86,7 @@ class Guard(Program["_Opened"]):
     NOUN = "guard"
 
     def __init__(self, store: str | Path, agent: str = "program", **options: Unpack[GuardOptions]) -> None:
+        demand_known(options, GuardOptions.__optional_keys__, "a guard")
         super().__init__(agent, store, options)
         self._agent = agent
         self._simulates = options.get("simulates")

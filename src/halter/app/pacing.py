@@ -8,9 +8,10 @@ from msgspec import UNSET
 
 from halter.config.agent import Agent
 from halter.config.load import KeyPath
-from halter.config.shape import dotted, nearest
+from halter.config.shape import dotted
 from halter.core.pacing import Pacing
 from halter.core.spec import Resolved
+from halter.core.text import nearest
 from halter.core.tools import Invalid, Tool, ToolSpec
 from halter.guard.levels import needs_approval, rule_of
 

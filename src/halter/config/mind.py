@@ -18,7 +18,7 @@ from halter.config.fleet import Fleet
 from halter.config.load import KeyPath, Places, load_bytes
 from halter.config.pacing import paced_models, read_pacing
 from halter.config.resolve import MIN_OUTPUT_TOKENS
-from halter.config.shape import dotted, nearest
+from halter.config.shape import dotted
 from halter.config.tasks import judging_models, read_tasks
 from halter.config.usual import NOBODY, USUAL
 from halter.core.bounds import Limits, ModelRate
@@ -28,7 +28,7 @@ from halter.core.pacing import Pacing
 from halter.core.rates import Rate
 from halter.core.spec import AgentSpec, ProviderSpec, covered
 from halter.core.tasks import Tasks
-from halter.core.text import listed, shorten, told
+from halter.core.text import listed, nearest, shorten, told
 from halter.core.tools import secret_names
 from halter.core.usage import ModelName
 

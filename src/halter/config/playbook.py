@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from halter.config.load import Document, KeyPath, Places, load_file
-from halter.config.shape import nearest
 from halter.core.money import dollars
 from halter.core.playbook import REFERENCE, Playbook, Reference, Step, parse_reference
-from halter.core.text import shorten, told
+from halter.core.text import nearest, shorten, told
 
 MAX_STEPS: Final = 1000
 

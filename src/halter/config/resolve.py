@@ -14,12 +14,13 @@ from halter.config.agent import Agent
 from halter.config.both import Both, either, hourly
 from halter.config.fleet import Fleet
 from halter.config.load import KeyPath
-from halter.config.shape import dotted, nearest
+from halter.config.shape import dotted
 from halter.core.bounds import Limits
 from halter.core.limits import Cap, Caps
 from halter.core.money import DOLLAR
 from halter.core.spec import FleetSpec, Phase, Resolved, Walk
 from halter.core.tasks import VERBS
+from halter.core.text import nearest
 from halter.core.tools import ToolSpec
 from halter.core.usage import FREE, Price
 

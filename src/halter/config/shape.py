@@ -4,7 +4,6 @@ The types of the structs say what a file may hold. They are walked beside the va
 whole path, also inside mappings with free keys.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar, cast
@@ -13,7 +12,7 @@ from msgspec import inspect
 
 from halter.config.load import Document, KeyPath, Places
 from halter.config.words import LARGEST, WORDS, Unfit
-from halter.core.text import listed, told
+from halter.core.text import nearest, told
 
 T = TypeVar("T")
 
@@ -44,14 +43,6 @@ def dotted(path: KeyPath) -> str:
     """Write a path as people read it: `policy.tools.shell.rate`, `allowed_hosts[2]`."""
     words = "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step}" for step in path)
     return words.removeprefix(".")
-
-
-def nearest(word: str, known: Sequence[str], what: str) -> str:
-    """End a sentence about an unknown word with what may have been meant, and with what there is."""
-    swapped = [one for one in known if sorted(one) == sorted(word)]
-    close = swapped or difflib.get_close_matches(word, known, 1, 0.6)
-    there = f"{what} are {listed(known) or 'none'}."
-    return f"did you mean `{close[0]}`? {there[0].upper()}{there[1:]}" if close else there
 
 
 class _Reader:

@@ -10,12 +10,12 @@ from halter.config.beside import Unreadable, read_beside
 from halter.config.both import either
 from halter.config.load import KeyPath, Wrong
 from halter.config.sensors import unlisted
-from halter.config.shape import dotted, nearest
+from halter.config.shape import dotted
 from halter.core.clock import MINUTE
 from halter.core.durations import shown_duration
 from halter.core.spec import AgentSpec
 from halter.core.tasks import AnyTrigger, Schedule, Watch
-from halter.core.text import shorten
+from halter.core.text import nearest, shorten
 
 _TIMES: Final = ("cron", "every", "at")
 _CAPS: Final = ("max_cost_usd", "max_cost_usd_per_hour", "max_cost_usd_per_day")

@@ -1,7 +1,8 @@
 """Any text is storable: the two doors through which text enters and leaves the journal; and words for sentences."""
 
+import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 LAST: Final = "\U0010ffff"
@@ -64,6 +65,14 @@ def one_line(name: str) -> str:
 def listed(names: Iterable[Any]) -> str:
     """List names for a sentence."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+def nearest(word: str, known: Sequence[str], what: str) -> str:
+    """End a sentence about an unknown word with what may have been meant, and with what there is."""
+    swapped = [one for one in known if sorted(one) == sorted(word)]
+    close = swapped or difflib.get_close_matches(word, known, 1, 0.6)
+    there = f"{what} are {listed(known) or 'none'}."
+    return f"did you mean `{close[0]}`? {there[0].upper()}{there[1:]}" if close else there
 
 
 def counted(number: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from halter.core.errors import ConfigError
+from halter.core.options import demand_known
 from halter.core.tools import Failed, Unstoppable
 from halter.tools.addresses import Network, Resolve, checked, resolve
 from halter.tools.arguments import CallKey
@@ -40,6 +41,7 @@ class HttpOptions(TypedDict, total=False):
 
 def http(hosts: Sequence[str], **options: Unpack[HttpOptions]) -> tuple[FunctionTool, ...]:
     """Return tools that get from and post to the named hosts; `*.example.com` stands for all hosts below it."""
+    demand_known(options, HttpOptions.__optional_keys__, "the http tools")
     if not hosts:
         raise ConfigError("The http tools have no hosts: name those that may be asked, as in hosts: [api.example.com].")
     web = Web(

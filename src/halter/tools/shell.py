@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from halter.core.options import demand_known
 from halter.core.tools import Failed
 from halter.tools.files import parts_of
 from halter.tools.group import Ended
@@ -25,6 +26,7 @@ class ShellOptions(TypedDict, total=False):
 
 def shell(root: str | Path, **options: Unpack[ShellOptions]) -> FunctionTool:
     """Return a tool that runs commands below a folder: in a sandbox, unless the configuration says otherwise."""
+    demand_known(options, ShellOptions.__optional_keys__, "the shell tool")
     enclosed = options.get("sandbox", True)
     network = options.get("network", False)
     sandbox = Sandbox(

@@ -26,6 +26,7 @@ from halter.core.clock import SECOND
 from halter.core.durations import parse_duration
 from halter.core.errors import ConfigError
 from halter.core.money import dollars
+from halter.core.options import demand_known
 from halter.core.protected import Rooted
 from halter.core.tools import (
     LEVELS,
@@ -193,6 +194,7 @@ def tool(
     function: Callable[..., Any] | None = None, /, **options: Unpack[Options]
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
     """Make a tool of a plain typed function: as `@tool`, as `@tool(level="SAFE")`, or as `tool(function, ...)`."""
+    demand_known(options, Options.__optional_keys__, "a tool")
     if function is None:
         return lambda function: tool(function, **options)
     check = options.get("check")

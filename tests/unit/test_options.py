@@ -1,0 +1,36 @@
+"""Options that a program gives by keyword: none is ignored."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import pytest
+
+from halter.app.library import Guard
+from halter.core.errors import ConfigError
+from halter.tools.http import http
+from halter.tools.shell import shell
+from halter.tools.tool import tool
+
+
+def look(place: str) -> str:
+    """Look."""
+    return place
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "sentence"),
+    [
+        (partial(tool, look), {"levl": "SAFE"}, "`levl` is no option of a tool; did you mean `level`?"),
+        (tool, {"colour": 1}, "`colour` is no option of a tool; its options are `check`, `cost`, "),
+        (partial(shell, "."), {"sandboxed": 1}, "`sandboxed` is no option of the shell tool; did you mean `sandbox`?"),
+        (partial(http, ["a.example"]), {"time_out": 1}, "no option of the http tools; did you mean `timeout`?"),
+        (partial(Guard, "memory:"), {"max_cost": 1}, "no option of a guard; did you mean `max_cost_usd`?"),
+        (partial(Guard("memory:").tool, look), {"effects": "read"}, "no option of a tool; did you mean `effect`?"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_with_the_nearest_one_that_does(
+    make: Callable[..., object], options: Mapping[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make(**options)
+    assert sentence in str(refused.value)
