@@ -118,13 +118,16 @@ def counted(output: int) -> dict[str, int]:
     return {"prompt_tokens": 100, "completion_tokens": output, "total_tokens": 100 + output}
 
 
+LAST: dict[str, Any] = {"choices": [], "usage": counted(500)}
+
+
 @pytest.mark.parametrize(
     ("events", "usage", "final"),
     [
         ((chat(counted(0)), chat(None)), Usage(100, 0), False),
         ((chat(counted(1)), chat(counted(2)), chat(counted(3))), Usage(100, 3), False),
         ((chat(counted(0)), chat(None, "stop")), Usage(100, 0), False),
-        ((chat(counted(0)), chat(None, "stop"), {"choices": [], "usage": counted(500)}), Usage(100, 500), True),
+        ((chat(counted(0)), chat(None, "stop"), LAST), Usage(100, 500), True),
         ((chat(counted(1)), chat(counted(500), "length")), Usage(100, 500), True),
         ((chat(None, "stop"), b"data: [DONE]\n\n"), None, False),
     ],
@@ -206,3 +209,43 @@ def test_an_answer_that_was_cut_in_its_body_has_no_report() -> None:
 )
 def test_what_cannot_be_read_or_believed_is_no_report(body: bytes) -> None:
     assert whole("openai", body).usage is None
+
+
+FINAL = chat({"prompt_tokens": 100, "completion_tokens": 1}, "stop")
+SPOILING = [
+    {"prompt_tokens": 100, "completion_tokens": "900"},
+    {"prompt_tokens": 100, "completion_tokens": 900.5},
+    {"prompt_tokens": 100, "completion_tokens": [900]},
+    {"prompt_tokens": 100, "completion_tokens": -900},
+    {"prompt_tokens": 100, "completion_tokens": 0},
+    {"prompt_tokens": -1, "completion_tokens": 900},
+    "much",
+]
+
+
+@pytest.mark.parametrize("usage", SPOILING, ids=str)
+def test_after_a_report_that_cannot_be_believed_none_is(usage: Any) -> None:
+    for events in ((FINAL, chat(usage)), (chat(FINAL["usage"]), chat(usage, "stop"), FINAL)):
+        meter = streamed("openai", *events)
+        assert (meter.usage, meter.final) == (None, False)
+
+
+def test_a_report_that_is_no_json_spoils_the_one_before() -> None:
+    meter = streamed("openai", FINAL, b'data: {"choices": [], "usage": {"prompt_tokens": 100, },}\n\n')
+    assert (meter.usage, meter.final) == (None, False)
+    assert streamed("openai", FINAL, b"data: [DONE]\n\n", b"data: {broken\n\n").final
+
+
+def test_input_is_cached_only_if_the_last_report_says_so() -> None:
+    def cached(count: int | None, output: int) -> dict[str, Any]:
+        details = {} if count is None else {"prompt_tokens_details": {"cached_tokens": count}}
+        return {"prompt_tokens": 100, "completion_tokens": output, **details}
+
+    assert streamed("openai", chat(cached(90, 1)), chat(cached(0, 5), "stop")).usage == Usage(100, 5)
+    assert streamed("openai", chat(cached(0, 1)), chat(cached(90, 5), "stop")).usage == Usage(100, 5, 90)
+    assert streamed("openai", chat(cached(90, 1)), chat(cached(None, 5), "stop")).usage == Usage(100, 5, 90)
+    begun = {"message": {"usage": {"input_tokens": 10, "cache_read_input_tokens": 90, "output_tokens": 1}}}
+    ended = {"input_tokens": 100, "cache_read_input_tokens": 0, "output_tokens": 5}
+    assert streamed("anthropic", begun, {"delta": {"stop_reason": "x"}, "usage": ended}).usage == Usage(100, 5)
+    short = {"delta": {"stop_reason": "x"}, "usage": {"output_tokens": 5}}
+    assert streamed("anthropic", begun, short).usage == Usage(100, 5, 90)

@@ -112,11 +112,31 @@ async def test_a_wait_that_makes_no_sense_is_no_wait(desk: Any, nonsense: str) -
     assert wait is None or 0 <= wait <= 24 * 3600 * SECOND
 
 
-async def test_no_key_follows_a_provider_elsewhere(desk: Any) -> None:
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirection_is_not_followed_and_costs_nothing(desk: Any, status: int) -> None:
     elsewhere = f"http://localhost:{desk.provider.port}/elsewhere"
-    desk.provider.sends(307, b"", location=elsewhere)
-    assert isinstance(await failed(desk), ModelError)
+    desk.provider.sends(status, b"", location=elsewhere)
+    error = await failed(desk)
+    assert (type(error), error.billed) == (ModelRejected, False)
+    assert "Redirected" in str(error)
     assert len(desk.provider.asked) == 1
+
+
+@pytest.mark.parametrize("streaming", [False], indirect=True)
+async def test_a_proxy_that_lets_nothing_through_costs_nothing(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        for name in ("https_proxy", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        model = Wire(desk.model.name, desk.wire, "https://provider.invalid/v1", "k")
+        error = await failed(desk, model)
+        await model.aclose()
+    assert (type(error), error.billed) == (ModelUnavailable, False)
 
 
 OVERFLOWS = {
@@ -331,7 +351,7 @@ async def test_an_answer_that_nobody_can_read_is_worth_another_try(desk: Any, bo
     assert error.usage is None
 
 
-SHAPES = [
+SHAPES: list[dict[str, Any]] = [
     {},
     {"choices": [], "content": [], "candidates": []},
     {"choices": None, "content": None, "candidates": None},
@@ -349,8 +369,16 @@ async def test_an_answer_of_another_shape_is_worth_another_try(desk: Any, shape:
     assert type(await failed(desk)) is ModelUnavailable
 
 
+@pytest.mark.parametrize("streaming", [False], indirect=True)
+async def test_an_answer_that_is_nested_too_deeply_to_be_read_is_worth_another_try(desk: Any) -> None:
+    desk.provider.sends(200, b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    error = await failed(desk)
+    assert (type(error), error.billed) == (ModelUnavailable, True)
+
+
 GARBAGE = [
     b"data: {broken\n\n",
+    b'data: {"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n",
     b"data: 7\n\n",
     b"data: null\n\n",
     b"data: [1]\n\n",

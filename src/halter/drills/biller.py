@@ -218,7 +218,8 @@ def _chat_events(reports: Reports) -> Iterator[Mapping[str, Any] | str]:
 
 def _chat_whole() -> dict[str, Any]:
     message = {"role": "assistant", "content": "".join(SAID)}
-    return _chat(choices=[{"index": 0, "message": message, "finish_reason": "stop"}], **_chat_report(OUTPUT))
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return {**_chat(choices=[choice], **_chat_report(OUTPUT)), "object": "chat.completion"}
 
 
 def _message_report(output: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from halter.models.wire import Wire
 from halter.models.wire_exchange import Exchange
 
 WIRES: Final[tuple[WireFormat, ...]] = get_args(WireFormat)
-STATUSES: Final = (400, 401, 429, 500, 503, 529)
+STATUSES: Final = (307, 400, 401, 429, 500, 503, 529)
 LISTED: Final[Mapping[str, tuple[WireFormat, tuple[str, str]]]] = {
     "openai:gpt-4.1": ("openai", ("gpt-4.1", "openai")),
     "gateway:openai/gpt-4.1": ("openai", ("gpt-4.1", "openai")),

@@ -37,8 +37,9 @@ async def _note_request(connecting: float, request: "httpx2.Request") -> None:
     """Watch for the moment at which a request leaves, and bound the time until then."""
     current = current_exchange.get(None)
 
-    async def trace(event: str, _: Mapping[str, Any]) -> None:
-        if current is not None and event.endswith(_SENDING):
+    async def trace(event: str, about: Mapping[str, Any]) -> None:
+        # What a proxy is asked before it lets anything through is not the request.
+        if current is not None and event.endswith(_SENDING) and about["request"].method != b"CONNECT":
             current.sent = True
 
     allowed = {**request.extensions.get("timeout", {}), "connect": connecting}

@@ -2,6 +2,7 @@
 
     nothing was sent                         unavailable   not billed
     408, 409, 425, 429, 5xx                  unavailable   not billed
+    3xx: the address leads elsewhere         rejected      not billed
     too long: 413, or as a provider words it overflow      not billed
     quota or credit used up, other 4xx       rejected      not billed
     a connection lost, an answer cut off     unavailable   billed
@@ -49,7 +50,7 @@ def failures() -> tuple[type[Exception], ...]:
     import httpx2
     from pydantic_ai.exceptions import AgentRunError, UserError
 
-    unreadable = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
+    unreadable = (ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
     return (AgentRunError, UserError, httpx2.HTTPError, httpx2.StreamError, *unreadable)
 
 
@@ -60,6 +61,9 @@ def failure(
     import httpx2
     from pydantic_ai.exceptions import ModelAPIError, ModelConnectionError, ModelHTTPError, UserError
 
+    if seen.led_elsewhere:
+        sentence = f"Redirected: {name} is elsewhere, as its address says; write the address it leads to as `base_url`"
+        return ModelRejected(sentence, billed=False)
     match error:
         case ModelHTTPError():
             return _status(error, name, key, seen, begun=begun or error.in_stream, bills_errors=bills_errors)
@@ -83,7 +87,9 @@ def cut(name: ModelName, seen: "Exchange") -> ModelUnavailable:
 
 
 def _unfinished(sentence: str, seen: "Exchange") -> ModelUnavailable:
-    return ModelUnavailable(sentence, billed=seen.sent, usage=seen.usage, final=seen.final)
+    # A report of no output at all says nothing of an answer that had begun.
+    final = seen.final and seen.usage is not None and seen.usage.output_tokens > 0
+    return ModelUnavailable(sentence, billed=seen.sent, usage=seen.usage, final=final)
 
 
 def _status(

@@ -53,6 +53,11 @@ class Exchange:
         """Whether what was reported is the final report."""
         return self._meter is not None and self._meter.final
 
+    @property
+    def led_elsewhere(self) -> bool:
+        """Whether the answer is a redirection, which is not followed: nobody answered the request itself."""
+        return bool(self._opened) and self._opened[-1].is_redirect
+
     def answered(self, response: "httpx2.Response", meter: Meter) -> None:
         """Note that an answer begins."""
         self._opened.append(response)

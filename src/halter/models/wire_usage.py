@@ -6,9 +6,10 @@ A request that was cut off is charged by what was reported until then, so it mat
     anthropic   `message_start`, with all input and hardly any output; final in the `message_delta` with a `stop_reason`
     google      `usageMetadata` in any chunk; final with or after the chunk that has a `finishReason`
 
-Reports of one answer are cumulative on all three wires, so the largest count of each sort is kept. The report of an
-answer in one piece is final, and so is one in the body of an error. What cannot be read is no report: the request then
-settles at its hold.
+Reports of one answer are cumulative on all three wires, so the largest count of each sort is kept; of cached input,
+which costs less, the last one. The report of an answer in one piece is final, and so is one in the body of an error.
+What cannot be read or believed is no report, and spoils those before it: nobody knows what it took back or added. The
+request then settles at its hold.
 
 Reasoning counts as output, once. Anthropic counts it within the output, Google beside the candidates. Some servers of
 OpenAI's protocol count it within `completion_tokens`, others beside them: then it is in `total_tokens`, or there is
@@ -26,17 +27,19 @@ from halter.core.usage import Usage
 
 _DATA: Final = b"data:"
 _OPENS_JSON: Final = (b"{", b"[")
+_NAMES_A_REPORT: Final = b"usage"
 
 
 class Reading(msgspec.Struct, frozen=True):
     """What one event, or a whole answer, says: its counts, if it has any, and whether the answer is finished.
 
-    `output` is None where a report leaves it out: then it cannot be the final one.
+    `output` is None where a report leaves it out: then it cannot be the final one. `cache_read` is None where a report
+    leaves that out.
     """
 
     input: int = 0
     output: int | None = None
-    cache_read: int = 0
+    cache_read: int | None = None
     cache_write: int = 0
     finished: bool = False
 
@@ -49,6 +52,7 @@ class Meter:
         self._read = _READERS[wire]
         self._counts = Reading()
         self._finished = False
+        self._spoiled = False
         self._streams: bool | None = None
         self._rest = bytearray()
 
@@ -56,10 +60,10 @@ class Meter:
     def usage(self) -> Usage | None:
         """The largest counts that were reported. A report without input, or one that contradicts itself, is none."""
         counts = self._counts
-        if not counts.input:
+        if not counts.input or self._spoiled:
             return None
         try:
-            return Usage(counts.input, counts.output or 0, counts.cache_read, counts.cache_write)
+            return Usage(counts.input, counts.output or 0, counts.cache_read or 0, counts.cache_write)
         except ValueError:
             return None
 
@@ -95,21 +99,32 @@ class Meter:
         try:
             said = self._read(body)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
+            self._spoil(_NAMES_A_REPORT in body)
             return
         self._finished = self._finished or said.finished
-        if min(said.input, said.output or 0, said.cache_read, said.cache_write) < 0:
-            return
-        self.final = self.final or (self._finished and said.output is not None)
+        self._spoil(min(said.input, said.output or 0, said.cache_read or 0, said.cache_write) < 0)
+        # What was written is not unwritten: a final count below an earlier one is wrong.
+        self._spoil(self._finished and said.output is not None and said.output < (self._counts.output or 0))
+        self.final = not self._spoiled and (self.final or (self._finished and said.output is not None))
         self._counts = _largest(self._counts, said)
+
+    def _spoil(self, spoils: bool) -> None:  # noqa: FBT001, it is all that this says.
+        self._spoiled = self._spoiled or spoils
+        self.final = self.final and not self._spoiled
 
 
 def _largest(before: Reading, said: Reading) -> Reading:
     return Reading(
         max(before.input, said.input),
         max(before.output or 0, said.output or 0),
-        max(before.cache_read, said.cache_read),
+        before.cache_read if said.cache_read is None else said.cache_read,
         max(before.cache_write, said.cache_write),
     )
+
+
+def _first(*counts: int | None) -> int | None:
+    """Take the first count that is more than none, else none where one was told."""
+    return next((count for count in counts if count), next((count for count in counts if count is not None), None))
 
 
 class _ChatInput(msgspec.Struct):
@@ -151,7 +166,7 @@ def _chat_reading(said: _Chat) -> Reading:
     if usage is None:
         return Reading(finished=finished)
     cached, reasoned = usage.prompt_tokens_details or _ChatInput(), usage.completion_tokens_details or _ChatOutput()
-    read = cached.cached_tokens or usage.prompt_cache_hit_tokens or usage.cache_read_input_tokens or 0
+    read = _first(cached.cached_tokens, usage.prompt_cache_hit_tokens, usage.cache_read_input_tokens)
     write = cached.cache_write_tokens or usage.cache_creation_input_tokens or 0
     reasoning = reasoned.reasoning_tokens or usage.reasoning_tokens or 0
     return Reading(usage.prompt_tokens or 0, _chat_output(usage, reasoning), read, write, finished)
@@ -196,8 +211,8 @@ def _message_reading(said: _MessageEvent) -> Reading:
     usage = said.usage or (said.message.usage if isinstance(said.message, _Message) else None)
     if usage is None:
         return Reading(finished=finished)
-    read, write = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
-    return Reading((usage.input_tokens or 0) + read + write, usage.output_tokens, read, write, finished)
+    read, write = usage.cache_read_input_tokens, usage.cache_creation_input_tokens or 0
+    return Reading((usage.input_tokens or 0) + (read or 0) + write, usage.output_tokens, read, write, finished)
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -233,7 +248,7 @@ def _generated_reading(said: _Generated) -> Reading:
     written = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
     counted = usage.candidates_token_count is not None or usage.total_token_count is not None
     output = max(written, (usage.total_token_count or 0) - read) if counted else None
-    return Reading(read, output, usage.cached_content_token_count or 0, 0, finished)
+    return Reading(read, output, usage.cached_content_token_count, 0, finished)
 
 
 def _reader(shape: Any, reading: Callable[[Any], Reading]) -> Callable[[bytes], Reading]:
