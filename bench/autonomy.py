@@ -22,6 +22,7 @@ from bench.guard import CALLS, CLOCK, IDS, in_memory, open_desk
 from bench.measure import Figure, Measured, timed
 from halter.app.agent import trust_of
 from halter.app.opened import App
+from halter.app.policy import unbound
 from halter.app.up import Up
 from halter.config.trust import folder_digest
 from halter.core.clock import DAY, HOUR, SECOND
@@ -193,7 +194,7 @@ def resident_day(folder: Path, hours: int) -> float:
     trust_of(settings).trust(agent, folder_digest(agent), "bench", 0)
     loop = SeedLoop(None)
     store = JournalStore(MemoryEngine(now=loop.now, new_id=IDS.new), inline=True)
-    app = App(settings, loop, IDS, store, cast("Any", None), Purse(store, loop), {})
+    app = App(settings, loop, IDS, store, cast("Any", None), Purse(store, loop), {}, policy=unbound(settings))
 
     async def lives() -> int:
         running = asyncio.create_task(Up(app, lambda _, __: None, chance=random.Random(1)).run([agent]))

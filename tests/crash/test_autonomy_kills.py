@@ -16,6 +16,7 @@ import pytest
 
 from halter.app.agent import trust_of
 from halter.app.opened import App
+from halter.app.policy import unbound
 from halter.app.up import Up
 from halter.config.trust import folder_digest
 from halter.core.clock import SECOND, SystemClock
@@ -125,7 +126,8 @@ async def _lives(home: Path, last: int | None) -> int:
     clock, watching = SystemClock(), Executioner(last)
     store = JournalStore(engine(f"sqlite://{home}/store.db", clock, NO_LEASE), observers=[watching])
     places = settings(home)
-    app = App(places, clock, SortableIds(clock.now), store, cast("Any", None), Purse(store, clock), {})
+    ids, purse, policy = SortableIds(clock.now), Purse(store, clock), unbound(places)
+    app = App(places, clock, ids, store, cast("Any", None), purse, {}, policy=policy)
     running = asyncio.create_task(Up(app, lambda _, __: None).run([home / "watch"]))
     async with asyncio.timeout(PATIENCE):
         while not await over(store):

@@ -9,6 +9,7 @@ from typing import Any, cast
 from halter.app.agent import trust_of
 from halter.app.living import Pulse
 from halter.app.opened import App
+from halter.app.policy import unbound
 from halter.app.up import Up
 from halter.config.trust import folder_digest
 from halter.core.events import (
@@ -70,8 +71,9 @@ class Fleet:
     @property
     def app(self) -> App:
         store = cast("Any", self.world.journal if self.sturdy else self.world.store)
+        world, policy = self.world, unbound(self.settings)
         return App(
-            self.settings, self.world.clock, self.world.ids, store, cast("Any", None), self.world.purse, self.environ
+            self.settings, world.clock, world.ids, store, cast("Any", None), world.purse, self.environ, policy=policy
         )
 
     def start(self, *folders: Path, pulse: Pulse | None = None) -> asyncio.Task[None]:

@@ -19,6 +19,7 @@ from halter.core.events import (
     DecisionAsked,
     DecisionMade,
     FindingEmitted,
+    FleetPolicyAdopted,
     HaltLifted,
     HaltRequested,
     ItemSeen,
@@ -39,7 +40,17 @@ from halter.core.money import Account, Leg
 from halter.core.ports import Committed, Draft, Lease, Query, Write
 from halter.core.project import rows_of_hold
 from halter.core.row import RowKey
-from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow, SessionRow
+from halter.core.rows import (
+    AgentRow,
+    AuditRow,
+    DecisionRow,
+    FleetPolicyRow,
+    HaltRow,
+    PinRow,
+    RateRow,
+    RuleRow,
+    SessionRow,
+)
 from halter.core.task_project import rows_of_event
 from halter.core.task_rows import OutputRow
 from halter.core.vocabulary import State
@@ -234,7 +245,8 @@ class Scribe:
             await self.commit(Write(stream, next(self._keys), lambda _, drafts=drafts: drafts, rows, lease))
             if event is ask:
                 await self.commit(Write(inbox_stream(session), next(self._keys), lambda _: [Draft(made)], rows))
-        said = [(RuleRow, ("r",)), (PinRow, ("watcher", "web__get")), (AgentRow, ("watcher",)), (HaltRow, ("fleet",))]
+        said: list[RowKey] = [(RuleRow, ("r",)), (PinRow, ("watcher", "web__get")), (AgentRow, ("watcher",))]
+        said += [(HaltRow, ("fleet",)), (FleetPolicyRow, ("fleet",))]
         rule: dict[str, Any] = {
             "rule": "r",
             "tool": "look",
@@ -250,6 +262,7 @@ class Scribe:
             RuleEnded(rule="r", by="ann"),
             ToolPinned(agent="watcher", tool="web__get", digest="d", by="ann"),
             AgentSwitched(agent="watcher", on=True, by="ann"),
+            FleetPolicyAdopted(policy="{}", digest="d", by="ann"),
         ):
             drafts = [Draft(event)]
             await self.commit(Write(FLEET, next(self._keys), lambda _, drafts=drafts: drafts, said))

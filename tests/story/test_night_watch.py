@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from halter.app.opened import App
+from halter.app.policy import unbound
 from halter.app.up import Up
 from halter.cli.demo import words_for
 from halter.config.agent import read_agent
@@ -49,7 +50,8 @@ class Demo:
     async def process(self) -> None:
         store = cast("Any", self.world.store)
         settings = self.place.settings("ada")
-        app = App(settings, self.world.clock, self.world.ids, store, cast("Any", None), self.world.purse, {})
+        world, policy = self.world, unbound(settings)
+        app = App(settings, world.clock, world.ids, store, cast("Any", None), world.purse, {}, policy=policy)
         up = Up(
             app,
             lambda _, sentence: self.told.append(sentence),

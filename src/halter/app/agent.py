@@ -19,7 +19,6 @@ from halter.app.shelves import Library
 from halter.config.agent import read_agent
 from halter.config.command_lines import loads_from_data
 from halter.config.definition import definition_digest
-from halter.config.fleet import Fleet, read_fleet
 from halter.config.load import KeyPath
 from halter.config.mcp import MCP_FILE, read_servers
 from halter.config.mind import Read, read_mind
@@ -100,9 +99,8 @@ async def assembled(app: App, folder: Path, *, protects: Protects = protected_fo
 
     `protects` says what its tools must not reach.
     """
-    fleet = Fleet() if app.settings.fleet is None else read_fleet(app.settings.fleet)
     agent = read_agent(folder)
-    policy, read = resolve(fleet, agent), read_mind(fleet, agent, folder)
+    policy, read = resolve(app.fleet, agent), read_mind(app.fleet, agent, folder)
     protected = protects(app.settings, agent, folder)
     against_protected(agent, folder, protected)
     demand_unwritten([folder, *([app.settings.fleet] if app.settings.fleet else [])], app.writable)

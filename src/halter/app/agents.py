@@ -25,6 +25,7 @@ import msgspec
 
 from halter.app.agent import Assembled, assembled, unique
 from halter.app.pacing import against_pacing
+from halter.app.policy import written_fleet
 from halter.app.program import Held, Program, ProgramOptions, document, secrets_of
 from halter.app.protected import hold, protected_for
 from halter.app.result import Result, final_answer, result_of
@@ -35,7 +36,7 @@ from halter.brain.loop import NOBODY, Watching
 from halter.brain.resting import Waits
 from halter.brain.turn import FINAL_ANSWER
 from halter.config.agent import agent_of
-from halter.config.fleet import Fleet, fleet_of, read_fleet
+from halter.config.fleet import Fleet
 from halter.config.mind import read_mind
 from halter.config.resolve import against_tools, resolve
 from halter.core.clock import SECOND
@@ -208,13 +209,18 @@ class Agent(Program[Speaking]):
         async with self._held() as held, AsyncExitStack() as stack:
             given: Mapping[str, Model] = {}
             if self._folder is None:
-                agent, given = self._said()
+                agent, given = self._said(held.app.fleet)
             else:
                 agent = await stack.enter_async_context(assembled(held.app, self._folder))
             models = await stack.enter_async_context(models_of(held.app, agent, given))
             yield _spoken(held, agent, models)
 
-    def _said(self) -> tuple[Assembled, Mapping[str, Model]]:
+    def _written(self) -> Fleet | None:
+        """Read the fleet's file of an agent in a folder, unless the program says something of the fleet itself."""
+        said = super()._written()
+        return written_fleet(self._settings) if said is None and self._folder is not None else said
+
+    def _said(self, fleet: Fleet) -> tuple[Assembled, Mapping[str, Model]]:
         """Read what was said in Python as if it stood in the files, so that the same is checked in the same words."""
         options = self._said_of
         policy = options.get("policy", {})
@@ -230,7 +236,7 @@ class Agent(Program[Speaking]):
         said |= {key: value for key, value in options.items() if key in KEYS} | {"limits": limits}
         if not given and named:
             said |= {"model": named[0]} | ({"fallback_models": named[1:]} if named[1:] else {})
-        agent, fleet = agent_of(document(said, "the agent")), _fleet(options)
+        agent = agent_of(document(said, "the agent"))
         resolved, read = resolve(fleet, agent), read_mind(fleet, agent, None)
         if given:
             names = [each if isinstance(each, str) else str(each.name) for each in named]
@@ -254,13 +260,6 @@ async def _spoken_to(speaking: Speaking, message: str, session: str, new: str, k
 
 def _spoken(held: Held, agent: Assembled, models: Any) -> Speaking:
     return Speaking(held.app, agent, models, held.worker, held.lease + SECOND)
-
-
-def _fleet(options: AgentOptions) -> Fleet:
-    fleet = options.get("fleet", {})
-    if isinstance(fleet, str | Path):
-        return read_fleet(Path(fleet))
-    return fleet_of(document(fleet, "the agent's fleet"))
 
 
 def _heard(agent: Assembled) -> Assembled:

@@ -1,4 +1,4 @@
-"""Retention: whoever runs agents erases what was said in sessions that ended long ago, as the fleet's file says."""
+"""Retention: whoever runs agents erases what was said in sessions that ended long ago, as the store's policy says."""
 
 from collections.abc import Callable
 from typing import Final
@@ -6,7 +6,6 @@ from typing import Final
 from msgspec import UNSET
 
 from halter.app.opened import App
-from halter.config.fleet import read_fleet
 from halter.core.clock import HOUR
 from halter.core.errors import StoreError
 from halter.core.text import counted
@@ -18,7 +17,7 @@ LOOK: Final = HOUR
 
 def retention_of(app: App) -> int | None:
     """Tell after how long words are erased; None if never."""
-    said = UNSET if app.settings.fleet is None else read_fleet(app.settings.fleet).spec.retention
+    said = app.fleet.spec.retention
     return None if said is UNSET else said
 
 

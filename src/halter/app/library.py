@@ -30,6 +30,7 @@ from halter.app.opened import App
 from halter.app.program import Program, ProgramOptions, secrets_of, spoken
 from halter.app.protected import hold, protected_for
 from halter.brain.running import Running
+from halter.config.fleet import Fleet
 from halter.config.mind import rates_of
 from halter.config.resolve import against_tools, resolve
 from halter.core.clock import SECOND
@@ -94,7 +95,7 @@ class Guard(Program["_Opened"]):
     @asynccontextmanager
     async def _opening(self) -> AsyncGenerator["_Opened"]:
         async with self._held() as held:
-            agent = self._assembled()
+            agent = self._assembled(held.app.fleet)
             gatehouse = gatehouse_for(held.app, agent.policy, agent.secrets, self._simulates)
             yield _Opened(held.app, held.store, agent, gatehouse, held.worker, held.lease)
 
@@ -171,8 +172,8 @@ class Guard(Program["_Opened"]):
         patience = 0 if row.ended_at is not None or left_to_newer(row) else opened.lease + SECOND
         return await taken(opened.store, opened.app.clock, opened.worker, session, patience)
 
-    def _assembled(self) -> Assembled:
-        agent, fleet = spoken(self._agent, self._options)
+    def _assembled(self, fleet: Fleet) -> Assembled:
+        agent = spoken(self._agent, self._options)
         policy = resolve(fleet, agent)
         tools = unique(self._tools)
         hold(self._tools, protected_for(self._settings, None, None))

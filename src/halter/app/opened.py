@@ -1,11 +1,13 @@
 """A store with all that is kept beside it, opened and closed together."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from halter.app.policy import InForce, bind_policy, written_fleet
+from halter.config.fleet import Fleet
 from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.ids import Ids, SortableIds
 from halter.core.protected import Writable
@@ -38,6 +40,15 @@ class App:
     trouble: Trouble = field(default_factory=Trouble)
     writable: list[Writable] = field(default_factory=list[Writable])
     pulse: Pulse = field(default_factory=Pulse)
+    policy: InForce | None = None
+    """What binds the agents of this process; None where it was opened only to look, and runs none."""
+
+    @property
+    def fleet(self) -> Fleet:
+        """What holds for all agents here: the store's policy, and what is written here where that is stricter."""
+        if self.policy is None:
+            raise RuntimeError("This store was opened only to look at it: no agent may be put together on it.")
+        return self.policy.fleet
 
     def patient(self) -> PatientStore:
         """Make a store that waits where this one is away. What is wrong then is known to all of them together."""
@@ -52,11 +63,15 @@ async def open_app(
     *,
     lease: int = LEASE,
     pulse: Pulse | None = None,
+    acts: bool = True,
+    written: Callable[[Settings], Fleet | None] = written_fleet,
 ) -> AsyncGenerator[App]:
     """Open the store with its checkpoints beside it, and let go of both at the end.
 
     Secrets are looked for in `environ`; `lease` is how long a process that says nothing keeps its sessions. By its
-    `pulse` a sentinel outside sees that the process is alive, if there is one.
+    `pulse` a sentinel outside sees that the process is alive, if there is one. A process that `acts` is bound by the
+    store's policy, and adopts what is `written` here if the store has none. One that only looks, or says a person's
+    word, needs no policy and reads no file of it.
     """
     from halter.journal.checkpoints import Checkpointer
     from halter.journal.memory import MemoryEngine
@@ -80,7 +95,8 @@ async def open_app(
         if isinstance(clock, StoreTime):
             await told_time(store, clock)
         purse = Purse(store, clock)
-        yield App(settings, clock, ids, store, checkpointer, purse, environ, pulse=pulse or Pulse())
+        policy = await bind_policy(store, written(settings), settings.person) if acts else None
+        yield App(settings, clock, ids, store, checkpointer, purse, environ, pulse=pulse or Pulse(), policy=policy)
     finally:
         await store.close()
 

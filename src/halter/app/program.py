@@ -1,6 +1,7 @@
 """What programs say of their guards and agents, read as if it stood in the two files; and the store they work on."""
 
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -60,13 +61,20 @@ class Held:
     lease: int
 
 
+class PolicyWarning(UserWarning):
+    """The store's policy counts, and not what a program says of its fleet."""
+
+
 @asynccontextmanager
 async def opened(
-    name: str, settings: Settings, options: ProgramOptions, environ: Mapping[str, str]
+    name: str, settings: Settings, options: ProgramOptions, environ: Mapping[str, str], written: Fleet | None
 ) -> AsyncGenerator[Held]:
-    """Open the store, and begin to keep leases alive."""
+    """Open the store, be bound by its policy, and begin to keep leases alive."""
     lease = round(options.get("lease", LEASE / SECOND) * SECOND)
-    async with open_app(settings, options.get("clock"), environ, lease=lease) as app:
+    clock = options.get("clock")
+    async with open_app(settings, clock, environ, lease=lease, written=lambda _: written) as app:
+        if app.policy is not None and (told := app.policy.told()):
+            warnings.warn(told, PolicyWarning, stacklevel=2)
         worker = new_worker(name, app.ids)
         store = app.patient()
         app.trouble.tell = options.get("tell", nobody)
@@ -127,7 +135,11 @@ class Program(ABC, Generic[T]):
         """Open what the program works with."""
 
     def _held(self) -> AbstractAsyncContextManager[Held]:
-        return opened(self._name, self._settings, self._options, self._environ)
+        return opened(self._name, self._settings, self._options, self._environ, self._written())
+
+    def _written(self) -> Fleet | None:
+        """Read what the program says of its fleet, if it says anything."""
+        return fleet_said(self._options, f"the {self.NOUN}'s fleet")
 
     def _opened(self) -> T:
         if self._open is None:
@@ -141,14 +153,20 @@ def secrets_of(options: ProgramOptions, environ: Mapping[str, str]) -> Secrets:
     return from_environment(environ) if given is None else GivenSecrets(given)
 
 
-def spoken(name: str, options: ProgramOptions) -> tuple[Agent, Fleet]:
-    """Read what was said in Python as if it stood in the two files, so that the same is checked in the same words."""
+def fleet_said(options: ProgramOptions, where: str) -> Fleet | None:
+    """Read what was said of the fleet, as keys of its file or as the file's path; None where nothing was."""
+    fleet = options.get("fleet", {})
+    if isinstance(fleet, str | Path):
+        return read_fleet(Path(fleet))
+    return fleet_of(document(fleet, where)) if fleet else None
+
+
+def spoken(name: str, options: ProgramOptions) -> Agent:
+    """Read what was said in Python as if it stood in an agent's file, so that the same is checked in the same words."""
     policy = options.get("policy", {})
     capped = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
     said = {"name": name, **policy, "limits": {**policy.get("limits", {}), **capped}}
-    fleet = options.get("fleet", {})
-    read = read_fleet(Path(fleet)) if isinstance(fleet, str | Path) else fleet_of(document(fleet, "the guard's fleet"))
-    return agent_of(document(said, "the guard's policy")), read
+    return agent_of(document(said, "the guard's policy"))
 
 
 def document(said: Mapping[str, Any], where: str) -> Document:

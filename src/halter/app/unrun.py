@@ -10,7 +10,7 @@ from halter.app.agent import OWN_TOOLS, playbooks_of
 from halter.app.delegating import neighbours
 from halter.brain.fastpaths import Surroundings
 from halter.config.agent import read_agent
-from halter.config.fleet import Fleet, read_fleet
+from halter.config.fleet import Fleet
 from halter.config.mcp import MCP_FILE
 from halter.config.mind import Read, read_mind
 from halter.config.resolve import resolve
@@ -36,10 +36,10 @@ class Written:
         return built_in or own or bool(self.read.tasks.verbs)
 
 
-def read_folder(folder: Path, fleet: Path | None) -> Written:
-    """Read an agent's folder, below the fleet's file if there is one. Raises ConfigError."""
-    both, agent = Fleet() if fleet is None else read_fleet(fleet), read_agent(folder)
-    policy, read = resolve(both, agent), read_mind(both, agent, folder)
+def read_folder(folder: Path, fleet: Fleet) -> Written:
+    """Read an agent's folder, below what holds for the fleet. Raises ConfigError."""
+    agent = read_agent(folder)
+    policy, read = resolve(fleet, agent), read_mind(fleet, agent, folder)
     return Written(folder, policy, read, playbooks_of(folder, read.tasks))
 
 

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from halter.app.notices import Notices
 from halter.app.opened import App
 from halter.app.outbox import Outbox, senders_of
 from halter.app.pins import withdraw_questions
+from halter.app.policy import bind_policy, superseded
 from halter.app.speaking import Speaking
 from halter.app.succession import used_up
 from halter.app.thinking import models_of
@@ -97,6 +99,8 @@ class Up:
         self._sessions.patience = Patience(lambda agent: self.agents[agent].idle_halt, self._allowed)
         self._hands = WorkerHands(app, self._sessions, self._manner, self.agents, tell)
         self._ending = asyncio.Event()
+        self.superseded = False
+        """Set when the store's policy has changed: what it says now counts after another start."""
 
     async def run(self, folders: Sequence[Path]) -> None:
         """Run the agents of these folders until cancelled. One that cannot be used is told of; the others run."""
@@ -214,6 +218,7 @@ class Up:
         starting = True
         async with heard(self._store, _of_people) as self._news:
             while True:
+                await self._look_at_policy()
                 moments: list[int] = []
                 for living in list(self.agents.values()):
                     if living.autonomous and await self._look_after(living, starting=starting):
@@ -225,6 +230,15 @@ class Up:
                     await self._told()
                 starting = False
                 await until(self._news, max(0, min([LOOK, *(at - self._app.clock.now() for at in moments)])))
+
+    async def _look_at_policy(self) -> None:
+        """Take nothing more under a policy that is no longer the store's, and let what runs come to its rest."""
+        policy = self._app.policy
+        if policy is None or self.superseded or not await superseded(self._store, policy):
+            return
+        self.superseded = True
+        self._tell("policy", "The store's policy has changed: what runs comes to its rest, and goes on under it.")
+        self.drain()
 
     async def _told(self) -> None:
         """Have people told of what needs them; what breaks down over that stops no agent."""
@@ -304,6 +318,36 @@ class Up:
             self._said[name] = sentence
             if sentence:
                 self._tell(name.strip(), sentence)
+
+
+class Runner:
+    """Runs agents, and starts them anew whenever the store's policy changes."""
+
+    def __init__(self, app: App, make: Callable[[App], Up]) -> None:
+        self._app = app
+        self._make = make
+        self._draining = False
+        self.up = make(app)
+
+    def has(self, agent: str) -> bool:
+        """Tell whether an agent runs here."""
+        return agent in self.up.agents
+
+    def drain(self) -> None:
+        """Take nothing more, let what runs come to its rest, and end."""
+        self._draining = True
+        self.up.drain()
+
+    async def run(self, folders: Sequence[Path]) -> None:
+        """Run the agents of these folders until cancelled, or drained."""
+        while True:
+            await self.up.run(folders)
+            if self._draining or not self.up.superseded:
+                return
+            written = None if self._app.policy is None else self._app.policy.written
+            policy = await bind_policy(self._app.patient(), written, self._app.settings.person)
+            self._app = replace(self._app, policy=policy)
+            self.up = self._make(self._app)
 
 
 async def _nobody_listens(_: Hooks) -> None:

@@ -75,6 +75,7 @@ def with_app(
     *,
     warned: bool = True,
     new: bool = False,
+    acts: bool = False,
     following: bool = False,
     patient: bool = False,
     settings: Settings | None = None,
@@ -85,6 +86,8 @@ def with_app(
     A store that is not there is never made by looking at it: a slip in its name must not look like good news. Only a
     command that begins something makes a `new` one.
     Whatever was committed without a checkpoint is warned of, unless the command tells of that itself.
+    What `acts`, because it runs agents, is bound by the store's policy, and says where that differs from what is
+    written here.
     Where something is followed, an interrupt is how it ends, and nothing is to be said of it.
     Whoever is `patient` waits for a store that is away, as it will later when the store goes away.
     What has places of its own brings its `settings` along.
@@ -98,7 +101,9 @@ def with_app(
         hurries = replace(places, store=hurried(places.store))
         async with AsyncExitStack() as stack:
             pulse = await stack.enter_async_context(_watched(hurries.store, runs))
-            app = await (_waited_for if patient else _opened)(hurries, stack, pulse)
+            app = await (_waited_for if patient else _opened)(hurries, stack, pulse, acts=acts)
+            if app.policy is not None and (told := app.policy.told()):
+                warn(told)
             app.trouble.tell = _tell_of_store
             answer = await job(app)
         return answer, app.checkpointer.problem
@@ -123,16 +128,16 @@ async def _watched(store: str, runs: str) -> AsyncGenerator[Pulse]:
         yield pulse
 
 
-async def _opened(places: Settings, stack: AsyncExitStack, pulse: Pulse) -> App:
-    return await stack.enter_async_context(open_app(places, environ=os.environ, pulse=pulse))
+async def _opened(places: Settings, stack: AsyncExitStack, pulse: Pulse, *, acts: bool) -> App:
+    return await stack.enter_async_context(open_app(places, environ=os.environ, pulse=pulse, acts=acts))
 
 
-async def _waited_for(places: Settings, stack: AsyncExitStack, pulse: Pulse) -> App:
+async def _waited_for(places: Settings, stack: AsyncExitStack, pulse: Pulse, *, acts: bool) -> App:
     """Open a store as soon as it is there, and tell once what is waited for."""
     told = ""
     while True:
         try:
-            app = await _opened(places, stack, pulse)
+            app = await _opened(places, stack, pulse, acts=acts)
         except StoreUnavailable as away:
             if str(away) != told:
                 told = str(away)

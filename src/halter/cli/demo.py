@@ -83,6 +83,7 @@ def _live(*, browser: bool) -> None:
             None,
             lambda app: _watched(app, place, words, browser=browser),
             new=True,
+            acts=True,
             following=True,
             settings=place.settings(person),
             runs=AGAIN,

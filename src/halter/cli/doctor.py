@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec.structs import replace
@@ -26,6 +26,9 @@ from halter.core.clock import SystemClock
 from halter.core.errors import HalterError
 from halter.journal.open import masked
 from halter.settings import Settings
+
+if TYPE_CHECKING:
+    from halter.config.fleet import Fleet
 
 MARKS: Final[dict[Verdict, str]] = {"ok": "ok", "warning": "look", "problem": "PROBLEM"}
 STORE: Final = "store"
@@ -69,11 +72,12 @@ async def _looked_at(settings: Settings, agents: Sequence[Path]) -> AsyncGenerat
     from halter.app.health.agents import agent_checks
 
     yield machine.program()
-    for check in await _store(settings):
+    checks, fleet = await _store(settings)
+    for check in checks:
         yield check
     yield machine.fleet_file(settings)
     for folder in agents:
-        async for check in agent_checks(folder, settings, os.environ):
+        async for check in agent_checks(folder, settings, os.environ, fleet):
             yield check
     yield machine.prices(SystemClock().now())
     yield await machine.sandbox()
@@ -83,13 +87,13 @@ async def _looked_at(settings: Settings, agents: Sequence[Path]) -> AsyncGenerat
     yield machine.postgresql()
 
 
-async def _store(settings: Settings) -> list[Check]:
-    """Look at the store, if it can be opened; it is never made by that."""
-    from halter.app.health.store import store_checks
+async def _store(settings: Settings) -> "tuple[list[Check], Fleet | None]":
+    """Look at the store, if it can be opened, and at what holds for its agents; it is never made by that."""
+    from halter.app.health.store import policy_here, store_checks
 
     try:
         refuse_missing(settings.store)
-        async with open_app(replace(settings, store=hurried(settings.store)), environ=os.environ) as app:
-            return [check async for check in store_checks(app)]
+        async with open_app(replace(settings, store=hurried(settings.store)), environ=os.environ, acts=False) as app:
+            return [check async for check in store_checks(app)], await policy_here(app)
     except HalterError as error:
-        return [problem(STORE, str(error))]
+        return [problem(STORE, str(error))], None

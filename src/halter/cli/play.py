@@ -66,7 +66,7 @@ def play(
                 raise
 
     again = f"It goes on with: halter play {quote(str(playbook))} --resume SESSION (halter sessions names it)."
-    session, ended = with_app(store, job, new=True, runs=again)
+    session, ended = with_app(store, job, new=True, acts=True, runs=again)
     if as_json:
         answer_json({"session": session, "state": ended.state, "terminal_reason": ended.terminal_reason})
     else:

@@ -41,12 +41,14 @@ def route(
 
 
 def _routed(folder: Path, text: str, store: str | None) -> "tuple[str, Routed]":
+    from halter.app.policy import written_fleet
     from halter.app.unrun import read_folder, surroundings_of
     from halter.brain.route import route as routed
+    from halter.config.fleet import Fleet
     from halter.journal.open import is_there
 
     settings = settings_for(store)
-    written = read_folder(folder, settings.fleet)
+    written = read_folder(folder, written_fleet(settings) or Fleet())
     name = written.policy.name
 
     async def job(app: App) -> Known:

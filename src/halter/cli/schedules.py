@@ -132,7 +132,7 @@ def run(
             (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
             return row, here
 
-    row, here = with_app(store, job, new=True, following=True)
+    row, here = with_app(store, job, new=True, acts=True, following=True)
     if as_json:
         answer_json(row)
     elif not here:

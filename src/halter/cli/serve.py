@@ -50,7 +50,7 @@ def serve(
         demand_server()
         await _serve(app, folders, bind(*where, beyond=beyond), names, as_json=as_json)
 
-    with_app(store, job, new=bool(folders), following=True, runs=AGAIN if folders else "")
+    with_app(store, job, new=bool(folders), acts=bool(folders), following=True, runs=AGAIN if folders else "")
 
 
 def _name(host: str) -> str:

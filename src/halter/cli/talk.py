@@ -75,7 +75,7 @@ def run(
                 raise
 
     again = f"It goes on with: halter run {quote(str(agent))} --resume SESSION (halter sessions names it)."
-    result = with_app(store, job, new=True, following=True, runs=again)
+    result = with_app(store, job, new=True, acts=True, following=True, runs=again)
     _tell(result, agent, as_json=as_json)
     if not result.ok:
         raise typer.Exit(NOT_FINE)
@@ -99,7 +99,7 @@ def chat(
         await _chat(app, folder, resume, routes=not no_route, as_json=as_json)
 
     again = f"It goes on with: halter chat {quote(str(folder))} --resume SESSION (halter sessions names it)."
-    with_app(store, job, new=True, following=True, runs=again)
+    with_app(store, job, new=True, acts=True, following=True, runs=again)
 
 
 async def _chat(app: App, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:

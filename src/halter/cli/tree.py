@@ -46,6 +46,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "resume": ("steer:resume", "Let a halted scope act again."),
         "cancel": ("steer:cancel", "End a session for good."),
         "budget": ("budget:build", "Show what is spent against every cap; raise or lower one."),
+        "policy": ("policy:build", "Show the policy that binds the store; change it."),
         "rules": ("rules:build", 'Show the rules by which somebody said "always"; end one.'),
     },
     "Plan": {

@@ -61,10 +61,12 @@ def up(
     A line tells of each turn, sleep, wake and alert, and of whatever needs you. In JSON each line is one of them.
     """
     host, port = address(listen)
+    folders = folders_of(agents)
     with_app(
         store,
-        lambda app: _up(app, folders_of(agents), host, port, as_json=as_json),
+        lambda app: _up(app, folders, host, port, as_json=as_json),
         new=True,
+        acts=True,
         following=True,
         runs=AGAIN,
     )
@@ -103,22 +105,22 @@ async def run_and_show(
 ) -> None:
     """Run agents until cancelled, and show what they do. `kind` is what this process is called where it is listed."""
     from halter.app.tracing import traced
-    from halter.app.up import Up
+    from halter.app.up import Runner, Up
     from halter.app.working import embedded
     from halter.brain.together import together
 
     store = app.patient()
     seen = dict(await heads(store))
-    runs = Up(app, shows.told, bus.pulse, serve=serve, manner=embedded(kind))
+    runs = Runner(app, lambda app: Up(app, shows.told, bus.pulse, serve=serve, manner=embedded(kind)))
 
     def wanted(stream: StreamId) -> bool:
         name, _, number = (session_of(stream) or "").rpartition("-")
         agent = stream.removeprefix("trigger:").partition("/")[0] if stream.startswith("trigger:") else ""
-        ours = number.isdecimal() and (name in runs.agents or name.partition(".")[0] in runs.agents)
-        return ours or agent in runs.agents
+        ours = number.isdecimal() and (runs.has(name) or runs.has(name.partition(".")[0]))
+        return ours or runs.has(agent)
 
     acts = [lambda: runs.run(folders), lambda: watch(bus.listen(seen, wanted), shows)]
-    with traced(app, store, lambda told: shows.told("traces", told), runs.agents.__contains__, seen) as tracing:
+    with traced(app, store, lambda told: shows.told("traces", told), runs.has, seen) as tracing:
         await together([*acts, *tracing])
 
 
@@ -242,9 +244,11 @@ async def _costs(app: App, folder: Path, name: str, *, as_json: bool) -> Mapping
         return {}
     from halter.app.forecasts import foresee
     from halter.app.most import at_most
+    from halter.app.policy import policy_in_force, written_fleet
     from halter.app.unrun import read_folder
 
-    written = read_folder(folder, app.settings.fleet)
+    policy = await policy_in_force(app.store, written_fleet(app.settings))
+    written = read_folder(folder, policy.fleet)
     if written.policy.name != name:
         return {}
     found = await foresee(app.store, written.policy, written.read, folder, app.environ, app.clock.now())

@@ -21,7 +21,7 @@ from halter.core.text import counted
 
 if TYPE_CHECKING:
     from halter.app.tracing import Job
-    from halter.app.up import Up
+    from halter.app.up import Runner
     from halter.app.working import Manner
 
 HOW_TO_STOP: Final = "Ctrl-C or SIGTERM lets what runs come to its rest and ends this; a second one ends it at once."
@@ -63,7 +63,7 @@ def worker(
         manner = distributed(app.settings.store, app.clock, concurrency, grace)
         await _work(app, folders, manner, where, as_json=as_json)
 
-    with_app(store, job, new=True, following=True, patient=True, settings=places, runs=ELSEWHERE)
+    with_app(store, job, new=True, acts=True, following=True, patient=True, settings=places, runs=ELSEWHERE)
 
 
 def _found() -> list[Path]:
@@ -96,7 +96,7 @@ async def _work(
 ) -> None:
     from halter.app.hooks import Hooks
     from halter.app.tracing import traced_here
-    from halter.app.up import Up
+    from halter.app.up import Runner, Up
     from halter.brain.together import until_first
     from halter.journal.patient import PatientStore
 
@@ -110,7 +110,7 @@ async def _work(
         shows, bus = shows_of(printer, app.clock, as_json=as_json), bus_of(app)
         if not as_json:
             printer.put(painted(f"{counted(len(folders), 'agent')} here. {HOW_TO_STOP}"))
-        runs = Up(app, shows.told, bus.pulse, serve=serve, manner=manner)
+        runs = Runner(app, lambda app: Up(app, shows.told, bus.pulse, serve=serve, manner=manner))
         _drained_by_signals(runs)
         committed = Committed(asyncio.get_running_loop(), lambda stream: stream.startswith(("session:", "trigger:")))
         app.store.observe(committed)
@@ -132,7 +132,7 @@ async def _beside(job: "Job") -> None:
     await asyncio.Event().wait()
 
 
-def _drained_by_signals(up: "Up") -> None:
+def _drained_by_signals(runs: "Runner") -> None:
     """Let the first signal drain a worker and the second end it."""
     running, loop = asyncio.current_task(), asyncio.get_running_loop()
     asked: list[int] = []
@@ -140,7 +140,7 @@ def _drained_by_signals(up: "Up") -> None:
     def heard() -> None:
         asked.append(1)
         if len(asked) == 1:
-            up.drain()
+            runs.drain()
         elif running is not None:
             running.cancel()
 

@@ -40,7 +40,8 @@ def either(word: T | UnsetType, otherwise: T) -> T:
     return otherwise if word is UNSET else word
 
 
-def _money(cap: int | None) -> str:
+def shown_cap(cap: int | None) -> str:
+    """Write a cap as people read it."""
     return "none" if cap is None else shown(cap)
 
 
@@ -57,11 +58,11 @@ def _lasting(micros: int) -> str:
     return shown_duration(micros) if micros else "0 (none)"
 
 
-_MOST: Final[Mapping[str, tuple[Show, Any]]] = MappingProxyType(
+MOST: Final[Mapping[str, tuple[Show, Any]]] = MappingProxyType(
     {
-        "max_cost_usd": (_money, None),
-        "max_cost_usd_per_hour": (_money, None),
-        "max_cost_usd_per_day": (_money, None),
+        "max_cost_usd": (shown_cap, None),
+        "max_cost_usd_per_hour": (shown_cap, None),
+        "max_cost_usd_per_day": (shown_cap, None),
         "token_budget": (_counted, 0),
         "max_steps": (str, None),
         "timeout": (_lasting, 0),
@@ -70,6 +71,15 @@ _MOST: Final[Mapping[str, tuple[Show, Any]]] = MappingProxyType(
     }
 )
 """The limits that are the most of something: how each is shown, and the figure that stands for no limit."""
+
+
+UNLIMITED: Final = LevelRule(rate=None, simulate="never")
+"""What holds for a single tool where nothing is said of it, as far as that is known without its level."""
+
+
+def usual_rule(level: Level) -> LevelRule:
+    """Tell what holds for a level where nothing is said of it."""
+    return LevelRule(rate=RATES.get(level), simulate=SIMULATED.get(level, "never"))
 
 
 class Both:
@@ -98,18 +108,18 @@ class Both:
     def limits(self) -> Limits:
         """Put the limits together: of each the lower; of a choice, the agent's."""
         ours, theirs = self.fleet.spec.agents.limits, self.agent.spec.limits
-        lower = {key: self._lower(key, ours, theirs, show, endless) for key, (show, endless) in _MOST.items()}
+        lower = {key: self._lower(key, ours, theirs, show, endless) for key, (show, endless) in MOST.items()}
         chosen = {
-            key: either(getattr(theirs, key), getattr(ours, key))
-            for key in Limits.__struct_fields__
-            if key not in _MOST
+            key: either(getattr(theirs, key), getattr(ours, key)) for key in Limits.__struct_fields__ if key not in MOST
         }
         return Limits(**lower, **chosen)
 
     def _lower(self, key: str, ours: Limits, theirs: Limits, show: Show, endless: Any) -> Any:
         bound, asked = getattr(ours, key), getattr(theirs, key)
-        if bound is UNSET or asked is UNSET:
-            return either(asked, bound)
+        if asked is UNSET:
+            return either(getattr(self.fleet.silent, key), bound)
+        if bound is UNSET:
+            return asked
         if bound != endless and (asked == endless or asked > bound):
             path = self._spelled(("limits", key))
             raise self.looser(path, show(asked), ("agents", "limits", key), show(bound))
@@ -182,17 +192,21 @@ class Both:
                 raise self.looser((*path, index), f"`{name}`", (key,), listed(bound) or "nothing")
         return tuple(asked)
 
-    def policies(self) -> tuple[Policy, Policy]:
-        """Check each rule of the agent against the fleet's rule in the same place."""
-        ours, theirs = self.fleet.spec.policy, self.agent.spec.policy
+    def policies(self) -> tuple[Policy, ...]:
+        """Check each rule of the agent against every rule of the fleet in the same place; the agent's come last."""
+        fleets = (self.fleet.spec.policy, *self.fleet.beside)
+        for ours in fleets:
+            self._rules(ours)
+        return (*fleets, self.agent.spec.policy)
+
+    def _rules(self, ours: Policy) -> None:
+        theirs = self.agent.spec.policy
         for level, rule in theirs.levels.items():
-            usual = LevelRule(rate=RATES.get(level), simulate=SIMULATED.get(level, "never"))
-            self._rule(rule, ours.levels.get(level, LevelRule()), usual, ("policy", "levels", level))
+            self._rule(rule, ours.levels.get(level, LevelRule()), usual_rule(level), ("policy", "levels", level))
         for tool, rule in theirs.tools.items():
             bound = ours.tools.get(tool, ToolRule())
-            self._rule(rule, bound, LevelRule(rate=None, simulate="never"), ("policy", "tools", tool))
+            self._rule(rule, bound, UNLIMITED, ("policy", "tools", tool))
             self._level(rule.level, bound.level, ("policy", "tools", tool, "level"))
-        return ours, theirs
 
     def _rule(self, asked: LevelRule, bound: LevelRule, usual: LevelRule, path: KeyPath) -> None:
         """Compare two rules; `usual` is what holds where the fleet's says nothing, as far as that is known here."""

@@ -402,6 +402,23 @@ class CapChanged(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class FleetPolicyAdopted(Event, frozen=True, kw_only=True):
+    """A person made a fleet's file the policy of the store: no process on the store is bound by less.
+
+    `policy` is what the file says, as JSON. `digest` names it, and `replaces` names the policy before it, if there was
+    one. `loosens` lists the keys in which it allows more than that one.
+    """
+
+    KIND: ClassVar[str] = "fleet_policy_adopted"
+
+    policy: str
+    digest: str
+    by: str
+    replaces: str = ""
+    loosens: tuple[str, ...] = ()
+    reason: str = ""
+
+
 class BodiesErased(Event, frozen=True, kw_only=True):
     """The bodies of a stream were erased up to a sequence number; its facts and its chain stand."""
 
@@ -455,6 +472,7 @@ OfSessions = (
     | CostCapReached
     | OverrunIncurred
     | CapChanged
+    | FleetPolicyAdopted
     | BodiesErased
     | PhaseEntered
     | ContextGiven

@@ -27,6 +27,7 @@ from halter.core.events import (
     DecisionMade,
     DecisionWithdrawn,
     DocumentRead,
+    FleetPolicyAdopted,
     GuardrailTriggered,
     HaltLifted,
     HaltRequested,
@@ -65,6 +66,7 @@ from halter.core.rows import (
     AgentRow,
     AuditRow,
     DecisionRow,
+    FleetPolicyRow,
     HaltRow,
     HoldRow,
     PinRow,
@@ -159,6 +161,8 @@ def _project(event: OfSessions, place: Place, known: Known) -> Iterator[Effect]:
             yield Erase(StreamId(event.stream), event.through)
         case AgentSwitched():
             yield AgentRow(event.agent, int(event.on), place.at, event.by, event.reason)
+        case FleetPolicyAdopted():
+            yield FleetPolicyRow(place.stream, place.seq, event.policy, event.digest, place.at, event.by)
         case (
             CostCapReached()
             | OverrunIncurred()

@@ -236,6 +236,20 @@ class AgentRow(Row, frozen=True):
     reason: str
 
 
+class FleetPolicyRow(Row, frozen=True):
+    """The policy that binds every process on the store, in one row. `number` is that of the event that adopted it."""
+
+    TABLE: ClassVar[str] = "fleet_policy"
+    KEY: ClassVar[tuple[str, ...]] = ("scope",)
+
+    scope: str
+    number: int
+    policy: str
+    digest: str
+    at: int
+    by: str
+
+
 class AuditRow(Row, frozen=True):
     """One call as an auditor wants to see it. Without an outcome it is under way, or in doubt.
 
@@ -281,6 +295,7 @@ TABLES: Final[tuple[type[Row], ...]] = (
     RuleRow,
     PinRow,
     AgentRow,
+    FleetPolicyRow,
     AuditRow,
     *TASK_TABLES,
 )

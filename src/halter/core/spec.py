@@ -281,7 +281,8 @@ class Rule(msgspec.Struct, frozen=True):
 class Resolved(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything that the guard has to know to judge what an agent does.
 
-    No field has a default, so that the digest covers all of them. `policies` are the fleet's and the agent's: a rule
+    No field has a default, so that the digest covers all of them. `policies` are the fleet's, of which there are two
+    where a store's policy and a file hold together, and last the agent's: a rule
     for a tool in one must not hide a stricter one for its level in the other, so they are put together per tool, and
     kept in the `__dict__`, which is no part of the policy.
     """
@@ -296,7 +297,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     min_output_tokens: int
     reserve_tokens: int
     reserve_cost_fraction: float
-    policies: tuple[Policy, Policy]
+    policies: tuple[Policy, ...]
     disabled: tuple[str, ...]
     approval_expiry: int
     tools: ToolsSpec
@@ -327,7 +328,10 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     def _rule(self, tool: str, declared: Level) -> Rule:
-        fleet, agent = self.policies
+        *fleets, agent = self.policies
+        return _strictest([self._below(fleet, agent, tool, declared) for fleet in fleets])
+
+    def _below(self, fleet: Policy, agent: Policy, tool: str, declared: Level) -> Rule:
         base = _placed(fleet, tool, declared)
         level = LEVELS[max(LEVELS.index(base), LEVELS.index(_placed(agent, tool, base)))]
         both: tuple[Level, Level] = (base, level)
@@ -345,6 +349,16 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def allows_model(self, model: str) -> bool:
         """Tell whether a `provider:model` may be asked."""
         return self.allowed_models is None or covered(model, self.allowed_models)
+
+
+def _strictest(rules: Sequence[Rule]) -> Rule:
+    """Take of each key the strictest word."""
+    return Rule(
+        level=max((rule.level for rule in rules), key=LEVELS.index),
+        approval=_approval([rule.approval for rule in rules], None),
+        rate=min((rule.rate for rule in rules if rule.rate is not None), default=None),
+        simulate=max((rule.simulate for rule in rules), key=SIMULATES.index),
+    )
 
 
 def _placed(policy: Policy, tool: str, otherwise: Level) -> Level:

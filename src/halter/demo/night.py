@@ -14,6 +14,7 @@ import msgspec
 
 from halter.app.follow import heads
 from halter.app.opened import App
+from halter.app.policy import unbound
 from halter.app.up import Up
 from halter.core.clock import HOUR
 from halter.core.events import RequestSettled
@@ -103,7 +104,7 @@ def _up(world: World, home: Path, model: Model) -> Up:
     key = home / "signing.key"
     settings = Settings("memory:", home / "checkpoints", key, "demo", home / "trust.json")
     checkpointer = Checkpointer(settings.checkpoints, key, "demo", world.clock.now)
-    app = App(settings, world.clock, world.ids, world.journal, checkpointer, world.purse, {})
+    app = App(settings, world.clock, world.ids, world.journal, checkpointer, world.purse, {}, policy=unbound(settings))
     return Up(app, lambda _, __: None, chance=random.Random(world.seed), given={str(model.name): model})
 
 

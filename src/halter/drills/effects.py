@@ -20,6 +20,7 @@ import msgspec
 from halter.app.agent import Assembled
 from halter.app.opened import App
 from halter.app.playing import begin, go_on
+from halter.app.policy import unbound
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import SessionId, SortableIds, session_stream
 from halter.core.playbook import Playbook, Step
@@ -97,7 +98,8 @@ def app_on(real: Engine, folder: Path) -> App:
     settings = Settings("", folder, folder / "key", PERSON, folder / "trust", None)
     store = JournalStore(real)
     checkpointer = Checkpointer(folder, settings.signing_key, "drill", clock.now)
-    return App(settings, clock, SortableIds(clock.now), store, checkpointer, Purse(store, clock), {})
+    ids, purse = SortableIds(clock.now), Purse(store, clock)
+    return App(settings, clock, ids, store, checkpointer, purse, {}, policy=unbound(settings))
 
 
 def victim(pipe: Pipe, url: str, shop: Shop, death: Death) -> None:

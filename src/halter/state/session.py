@@ -20,6 +20,7 @@ from halter.core.events import (
     DecisionMade,
     DecisionWithdrawn,
     DocumentRead,
+    FleetPolicyAdopted,
     GuardrailTriggered,
     HaltLifted,
     HaltRequested,
@@ -198,7 +199,7 @@ def fold(session: Session, stored: Stored) -> Session:
             return _next(session, stored)
         case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted() | DecisionMade():
             return _next(session, stored)
-        case RuleMade() | RuleEnded() | ToolPinned() | AgentSwitched() | DecisionWithdrawn():
+        case RuleMade() | RuleEnded() | ToolPinned() | AgentSwitched() | DecisionWithdrawn() | FleetPolicyAdopted():
             return _next(session, stored)
         case HotStateSeen() | TurnSkipped() | GuardrailTriggered() | SensorChanged() | AttendingFailed():
             return _next(session, stored)

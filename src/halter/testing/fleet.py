@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from halter.app.agent import trust_of
 from halter.app.opened import App
+from halter.app.policy import unbound
 from halter.app.up import Up
 from halter.config.trust import folder_digest
 from halter.core.ids import session_stream
@@ -73,7 +74,8 @@ class Fleet:
         """Put together what `halter up` opens, with the store, the clock and the ids of the world."""
         world = self.world
         store, nobody = cast("Any", world.store), cast("Any", None)
-        return App(self._settings, world.clock, world.ids, store, nobody, world.purse, self._environ)
+        policy = unbound(self._settings)
+        return App(self._settings, world.clock, world.ids, store, nobody, world.purse, self._environ, policy=policy)
 
 
 def _ignore(*_: object) -> None:

@@ -21,6 +21,7 @@ from halter.settings import Settings
 
 if TYPE_CHECKING:
     from halter.app.unrun import Written
+    from halter.config.fleet import Fleet
 
 ANSWERS: Final = 3.0
 """For so many seconds somebody waits for an address to answer."""
@@ -32,13 +33,16 @@ SHOWN: Final = 5
 PORTS: Final[Mapping[str, int]] = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
-async def agent_checks(folder: Path, settings: Settings, environ: Mapping[str, str]) -> AsyncGenerator[Check]:
-    """Look at an agent as a start would; one that cannot be read is one finding."""
+async def agent_checks(
+    folder: Path, settings: Settings, environ: Mapping[str, str], fleet: "Fleet | None" = None
+) -> AsyncGenerator[Check]:
+    """Look at an agent as a start would, below what holds for the `fleet`; one that cannot be read is one finding."""
+    from halter.app.policy import unbound
     from halter.app.unrun import read_folder
 
     place = _place(folder)
     try:
-        agent = read_folder(place, settings.fleet)
+        agent = read_folder(place, fleet or unbound(settings).fleet)
     except ConfigError as error:
         yield problem(str(folder), str(error))
         return

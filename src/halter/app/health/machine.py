@@ -35,7 +35,7 @@ def fleet_file(settings: Settings) -> Check:
     from halter.core.errors import ConfigError
 
     if settings.fleet is None:
-        return fine("fleet", "There is no halter.yaml: all is at its default, $20 a day for all agents together.")
+        return fine("fleet", "There is no halter.yaml here: the store's policy counts, or the defaults if it has none.")
     try:
         read_fleet(settings.fleet)
     except ConfigError as error:

@@ -5,19 +5,24 @@ import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from halter.app.health.check import Check, fine, look, problem
 from halter.app.health.workers import worker_checks
 from halter.app.opened import App, told_time
+from halter.app.words.moments import written
 from halter.core.clock import HOUR
 from halter.core.durations import shown_duration
+from halter.core.errors import ConfigError
 from halter.core.ports import Query
 from halter.core.rows import AgentRow, HoldRow, SessionRow
 from halter.core.text import counted
 from halter.dispatch.clocks import StoreTime
+
+if TYPE_CHECKING:
+    from halter.config.fleet import Fleet
 
 OLD_HOLD: Final = HOUR
 LITTLE: Final = 1 << 30
@@ -53,6 +58,7 @@ async def store_checks(app: App) -> AsyncGenerator[Check]:
         yield disk(path.parent)
     yield await _clock(app)
     yield _checkpoints(app)
+    yield await _policy(app)
     yield await _holds(app)
     yield await _switches(app)
     async for check in worker_checks(app):
@@ -110,6 +116,31 @@ def _checkpoints(app: App) -> Check:
     if app.checkpointer.problem:
         return problem("checkpoints", app.checkpointer.problem)
     return fine("checkpoints", f"Signed heads go to {app.settings.checkpoints}.")
+
+
+async def policy_here(app: App) -> "Fleet | None":
+    """Tell what holds for agents here; None where the store's policy, or the file here, cannot be read."""
+    from halter.app.policy import policy_in_force, written_fleet
+
+    try:
+        return (await policy_in_force(app.store, written_fleet(app.settings))).fleet
+    except ConfigError:
+        return None
+
+
+async def _policy(app: App) -> Check:
+    """Compare the store's policy with what is written here."""
+    from halter.app.policy import policy_in_force, written_fleet
+
+    try:
+        found = await policy_in_force(app.store, written_fleet(app.settings))
+    except ConfigError as error:
+        return problem("policy", str(error))
+    if found.row is None:
+        return fine("policy", "This store has no policy yet: the first halter.yaml that is used on it becomes its own.")
+    if told := found.told():
+        return look("policy", told)
+    return fine("policy", f"This store's policy was adopted by {found.row.by} on {written(found.row.at)}.")
 
 
 async def _holds(app: App) -> Check:

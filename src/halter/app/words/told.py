@@ -25,6 +25,7 @@ from halter.core.events import (
     DecisionWithdrawn,
     DocumentRead,
     FindingEmitted,
+    FleetPolicyAdopted,
     GuardrailTriggered,
     HaltLifted,
     HaltRequested,
@@ -117,6 +118,9 @@ def _told(event: AnyEvent | Unknown) -> str:
             return f"{event.decision}{_because(event.why)}"
         case ToolPinned():
             return f"{event.tool} of {event.agent}, by {event.by}"
+        case FleetPolicyAdopted():
+            looser = f", looser in {', '.join(event.loosens)}" if event.loosens else ""
+            return f"{event.digest[:12]}{looser}, by {event.by}{_because(event.reason)}"
         case BodiesErased():
             return f"{event.stream} up to {event.through}, by {event.by}{_because(event.reason)}"
         case Unknown():

@@ -178,6 +178,10 @@ SELECT * FROM pins ORDER BY agent, tool;
 -- Which agents were switched on or off.
 SELECT * FROM agents ORDER BY agent;
 
+-- name: all_fleet_policy
+-- The policy that binds every process on the store.
+SELECT * FROM fleet_policy ORDER BY scope;
+
 -- name: snapshot
 -- The hot state that a session was last seen with.
 SELECT at, data FROM snapshots WHERE session = :session;

@@ -1,0 +1,60 @@
+"""The policy of the store: what it says, how a file differs from it, and a person's word to change it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from halter.app.desk.desk import Desk, refused
+from halter.app.policy import DEFAULT, stored_policy
+from halter.config.fleet import Fleet
+from halter.config.policy import Difference, Differs, bind, canonical, policy_digest, stored_fleet
+from halter.core.events import AnyEvent, FleetPolicyAdopted, Unknown
+from halter.guard.policies import adopt
+
+ORDER: Final[tuple[Difference, ...]] = ("looser", "fixed", "free", "stricter")
+"""What a person has to see first."""
+
+
+class StorePolicy(msgspec.Struct, frozen=True):
+    """The store's policy as it was written; without a digest, the store has none."""
+
+    policy: Mapping[str, Any]
+    digest: str = ""
+    by: str = ""
+    at: int = 0
+    number: int = 0
+
+
+async def show(desk: Desk) -> StorePolicy:
+    """Tell the store's policy."""
+    row = await stored_policy(desk.app.store)
+    if row is None:
+        return StorePolicy({})
+    return StorePolicy(msgspec.json.decode(row.policy), row.digest, row.by, row.at, row.number)
+
+
+def differences(policy: StorePolicy, written: Fleet) -> Sequence[Differs]:
+    """Tell what would change if a file became the store's policy, what it loosens first."""
+    before = stored_fleet(canonical(policy.policy)) if policy.digest else DEFAULT
+    found = bind(before, written).differences
+    return sorted(found, key=lambda each: ORDER.index(each.how))
+
+
+async def apply(desk: Desk, policy: StorePolicy, written: Fleet, reason: str = "") -> AnyEvent | Unknown:
+    """Make a file the store's policy, in place of the one that was shown. It is recorded with a name."""
+    desk.demand("admin", "change the store's policy")
+    desk.demand_all("change the store's policy")
+    text = canonical(written.said)
+    event = FleetPolicyAdopted(
+        policy=text,
+        digest=policy_digest(text),
+        by=desk.who.name,
+        replaces=policy.digest,
+        loosens=tuple(each.key for each in differences(policy, written) if each.how == "looser"),
+        reason=reason,
+    )
+    events = (await desk.app.store.commit(adopt(event, desk.app.ids.new()))).events
+    if not events:
+        refused("Somebody else has changed the store's policy meanwhile: look at it again, with halter policy.")
+    return events[0].event

@@ -1,0 +1,303 @@
+"""The fleet's policy belongs to the store: whatever folder a process is started in, the store's policy binds it."""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halter import Agent, Guard
+from halter.app import App, open_app
+from halter.app.desk import Desk, Who
+from halter.app.desk import policy as desks
+from halter.app.program import PolicyWarning
+from halter.app.up import Runner, Up
+from halter.config.fleet import Fleet as FleetFile
+from halter.config.fleet import fleet_of
+from halter.config.load import load_bytes
+from halter.config.trust import Trust, folder_digest
+from halter.core.clock import MINUTE, SystemClock
+from halter.core.errors import ConfigError, NotDone
+from halter.core.events import FleetPolicyAdopted
+from halter.core.ids import FLEET
+from halter.core.ports import whole
+from halter.core.usage import ModelName
+from halter.guard.chokepoint import Answer
+from halter.models.scripted import Scripted
+from halter.settings import Settings, read_settings
+from halter.testing.world import World
+from halter.tools.tool import tool
+from tests.story.autonomous import Fleet
+from tests.story.dispatching import manner_of
+from tests.story.loops import calls, says
+
+CENTS = {"limits": {"max_cost_usd_per_day": 0.05}}
+LOOSE = {"limits": {"max_cost_usd_per_day": 5}, "mode": "FULL"}
+
+
+def written(text: str) -> FleetFile:
+    return fleet_of(load_bytes(text.encode(), "halter.yaml"))
+
+
+@tool(level="SAFE", effect="read", cost=0.06)
+async def buy() -> str:
+    """Buy something."""
+    return "bought"
+
+
+class Place:
+    """One store, and the home of whoever uses it."""
+
+    def __init__(self, home: Path, store: str) -> None:
+        self.home = home
+        self.store = store
+
+    def settings(self, person: str = "ada") -> Settings:
+        return read_settings({"HALTER_PERSON": person}, self.home, self.store)
+
+    def guard(self, **more: Any) -> Guard:
+        return Guard(self.store, "clerk", tools=[buy], settings=self.settings(), **more)
+
+    async def bought(self, **more: Any) -> Answer:
+        """Buy something in a process of its own."""
+        async with self.guard(**more) as guard:
+            return await guard.call("buy")
+
+    async def adopted(self) -> list[FleetPolicyAdopted]:
+        async with open_app(self.settings(), acts=False) as app:
+            return [each.event for each in await whole(app.store, FLEET) if isinstance(each.event, FleetPolicyAdopted)]
+
+    async def apply(self, text: str, who: str = "ada", role: Any = "admin") -> Any:
+        async with open_app(self.settings(), acts=False) as app:
+            desk = Desk(app, Who(who, role))
+            return await desks.apply(desk, await desks.show(desk), written(text))
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    store = str(tmp_path / "halter.db")
+    return Place(tmp_path, store if request.param == "sqlite" else request.getfixturevalue("postgres_schema_url"))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Place:
+    return Place(tmp_path, str(tmp_path / "halter.db"))
+
+
+@pytest.mark.parametrize("second", [{}, {"fleet": LOOSE}], ids=["no file", "a looser file"])
+async def test_a_process_with_no_file_or_a_looser_one_spends_under_the_stores_cap(
+    place: Place, second: Mapping[str, Any]
+) -> None:
+    async with open_app(place.settings(), written=lambda _: written("limits: {max_cost_usd_per_day: 0.05}")):
+        """The first file that is used on the store."""
+    with pytest.warns(PolicyWarning, match=r"limits\.max_cost_usd_per_day .*\$0\.05"):
+        refused = await place.bought(**second)
+    assert refused.outcome == "cost_cap_reached"
+    (event,) = await place.adopted()
+    assert (event.by, event.policy) == ("ada", '{"limits":{"max_cost_usd_per_day":0.05}}')
+
+
+async def test_without_any_file_the_defaults_hold_and_nothing_is_adopted(here: Place) -> None:
+    assert (await here.bought()).outcome == "ok"
+    assert await here.adopted() == []
+
+
+async def test_the_same_file_is_adopted_once_and_says_nothing(here: Place) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await here.bought(fleet=CENTS)
+        await here.bought(fleet=CENTS)
+    assert len(await here.adopted()) == 1
+
+
+async def test_a_stricter_file_counts_for_its_own_process_alone(here: Place) -> None:
+    await here.bought(fleet=LOOSE)
+    with pytest.warns(PolicyWarning, match=r"is stricter .+ counts here only, .+ halter policy apply"):
+        assert (await here.bought(fleet={**LOOSE, **CENTS})).outcome == "cost_cap_reached"
+    assert (await here.bought(fleet=LOOSE)).outcome == "ok"
+
+
+async def test_of_two_processes_that_are_first_one_is_and_the_other_is_bound(place: Place) -> None:
+    async def opens(text: str) -> str:
+        async with open_app(place.settings(), written=lambda _: written(text)) as app:
+            return str(app.fleet.spec.limits.max_cost_usd_per_day)
+
+    texts = [f"limits: {{max_cost_usd_per_day: {cap}}}" for cap in (0.05, 3, 7, 9)]
+    caps = await asyncio.gather(*map(opens, texts))
+    (event,) = await place.adopted()
+    first = round(json.loads(event.policy)["limits"]["max_cost_usd_per_day"] * 1_000_000)
+    own = [50_000, 3_000_000, 7_000_000, 9_000_000]
+    assert caps == [str(min(first, cap)) for cap in own]
+
+
+async def test_what_an_agent_started_adopts_nothing_and_is_bound_by_the_defaults(here: Place) -> None:
+    loose = written("mode: FULL\nlimits: {max_cost_usd_per_day: none}")
+    async with open_app(here.settings("agent:clerk"), written=lambda _: loose) as app:
+        assert app.fleet.spec.mode == "SEMI"
+        assert app.fleet.spec.limits.max_cost_usd_per_day != loose.spec.limits.max_cost_usd_per_day
+    assert await here.adopted() == []
+
+
+async def test_only_a_person_with_the_highest_role_changes_it_and_the_event_names_what_it_loosens(here: Place) -> None:
+    await here.bought(fleet=CENTS)
+    text = "limits: {max_cost_usd_per_day: 5}\nmode: ASSIST"
+    for who, role in (("agent:clerk", "admin"), ("bea", "operator")):
+        with pytest.raises(NotDone):
+            await here.apply(text, who, role)
+    event = await here.apply(text)
+    assert (event.by, event.loosens, bool(event.replaces)) == ("ada", ("limits.max_cost_usd_per_day",), True)
+    assert (await here.bought(fleet=json.loads(event.policy))).outcome == "ok"
+
+
+async def test_a_policy_that_somebody_else_changed_meanwhile_is_not_overwritten(here: Place) -> None:
+    async with open_app(here.settings(), written=lambda _: written("mode: SEMI")) as app:
+        desk = Desk(app, Who("ada"))
+        seen = await desks.show(desk)
+        await desks.apply(desk, seen, written("mode: ASSIST"))
+        with pytest.raises(NotDone, match="meanwhile"):
+            await desks.apply(desk, seen, written("mode: FULL"))
+
+
+async def test_an_agent_of_a_program_is_bound_too(here: Place) -> None:
+    async with open_app(here.settings(), written=lambda _: written("policy: {disabled: [buy]}")):
+        """The first file that is used on the store."""
+    model = Scripted([calls(("buy", {})), says("Done.")], SystemClock(), ModelName("scripted", "first"))
+    agent = Agent("desk", store=here.store, settings=here.settings(), model=model, tools=[buy])
+    with pytest.warns(PolicyWarning, match=r"policy\.disabled is `buy`"):
+        result = await agent.run("go")
+    assert [brake.name for brake in result.receipt.brakes] == ["buy"]
+
+
+class Shell:
+    """Somebody who types commands, in folders of their own, on one store."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.agent = home / "clerk"
+        self.agent.mkdir()
+        (self.agent / "agent.yaml").write_text("name: clerk\n")
+        (self.agent / "tools.py").write_text(TOOLS)
+        (self.agent / "buy.yaml").write_text("- call: buy\n")
+        Trust(home / ".config" / "halter" / "trust.json").trust(self.agent, folder_digest(self.agent), "ada", 0)
+
+    def folder(self, name: str, file: str = "") -> Path:
+        folder = self.home / name
+        folder.mkdir(exist_ok=True)
+        if file:
+            (folder / "halter.yaml").write_text(file)
+        return folder
+
+    def types(self, folder: Path, *words: str, **environ: str) -> tuple[int, str, str]:
+        kept = {"PATH": os.environ["PATH"], "HOME": str(self.home), "HALTER_PERSON": "ada", "COLUMNS": "200", **environ}
+        command = [sys.executable, "-m", "halter", *words]
+        done = subprocess.run(command, check=False, env=kept, cwd=folder, capture_output=True, timeout=120)
+        assert b"Traceback" not in done.stderr, done.stderr.decode()
+        return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+TOOLS = """
+from halter import tool
+
+
+@tool(level="SAFE", effect="read", cost=0.06)
+async def buy() -> str:
+    '''Buy something.'''
+    return "bought"
+"""
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+def test_a_command_in_a_folder_without_a_file_says_in_a_line_which_limit_holds_it_back(shell: Shell) -> None:
+    cents = shell.folder("cents", "limits: {max_cost_usd_per_day: 0.05}\n")
+    bare, loose = shell.folder("bare"), shell.folder("loose", "limits: {max_cost_usd_per_day: 5}\n")
+    play = ("play", "../clerk/buy.yaml")
+    assert shell.types(cents, *play)[2].count("policy") == 0
+    code, _, beside = shell.types(bare, *play)
+    assert code == 1
+    assert beside.splitlines()[0] == (
+        "There is no halter.yaml here, so this store's policy alone counts: limits.max_cost_usd_per_day is $0.05. "
+        "See it: halter policy"
+    )
+    assert shell.types(loose, *play)[2].splitlines()[0] == (
+        "This store's policy counts, and not halter.yaml, in limits.max_cost_usd_per_day ($0.05, not $5.00). "
+        "To make halter.yaml the store's policy: halter policy apply halter.yaml"
+    )
+    assert "limits.max_cost_usd_per_day" in shell.types(loose, "doctor")[1]
+
+
+def test_a_person_makes_another_file_the_stores_policy_and_is_shown_first_what_it_loosens(shell: Shell) -> None:
+    cents = shell.folder("cents", "limits: {max_cost_usd_per_day: 0.05}\n")
+    loose = shell.folder("loose", "mode: ASSIST\nlimits: {max_cost_usd_per_day: 5}\n")
+    play = ("play", "../clerk/buy.yaml")
+    shell.types(cents, *play)
+    code, _, beside = shell.types(loose, "policy", "apply", "--yes", HALTER_AGENT="clerk")
+    assert (code, "Only a person" in beside) == (1, True)
+    assert shell.types(loose, "policy", "apply")[0] == 1
+    code, shown, _ = shell.types(loose, "policy", "apply", "--yes", "--reason", "agreed")
+    assert code == 0
+    assert shown.index("LOOSER") < shown.index("stricter")
+    assert shell.types(loose, *play)[0] == 0
+    found = json.loads(shell.types(cents, "policy", "show", "--json")[1])
+    assert (found["policy"]["mode"], found["by"]) == ("ASSIST", "ada")
+    assert {each["key"]: each["how"] for each in found["differences"]} == {
+        "mode": "looser",
+        "limits.max_cost_usd_per_day": "stricter",
+    }
+    assert "already" in shell.types(loose, "policy", "apply")[1]
+
+
+def test_a_raise_for_a_day_is_a_persons_word_beside_the_policy_and_leaves_it_as_it_is(shell: Shell) -> None:
+    cents, bare = shell.folder("cents", "limits: {max_cost_usd_per_day: 0.05}\n"), shell.folder("bare")
+    play = ("play", "../clerk/buy.yaml")
+    shell.types(cents, *play)
+    assert shell.types(bare, "budget", "raise", "fleet", "1")[0] == 0
+    assert shell.types(bare, *play)[0] == 0
+    assert json.loads(shell.types(bare, "policy", "--json")[1])["policy"] == {"limits": {"max_cost_usd_per_day": 0.05}}
+
+
+async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_person_adopts(
+    world: World, tmp_path: Path
+) -> None:
+    fleet = Fleet(world, tmp_path)
+    sleeps = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 3600, reason: all quiet}}]\n"
+    folder = fleet.agent("watch", "model: scripted\nscript: script.yaml\n", script_yaml=sleeps * 3)
+
+    def make(app: App) -> Up:
+        return Up(app, lambda *said: fleet.told.append(said), chance=random.Random(1), manner=manner_of(world))
+
+    runner = Runner(fleet.app, make)
+    world.spawn(runner.run([folder]))
+    await world.advance(MINUTE)
+    assert cap_of(runner.up) == 1_000_000
+    desk = Desk(fleet.app, Who("ada"))
+    await desks.apply(desk, await desks.show(desk), written("agents: {limits: {max_cost_usd: 0.07}}"))
+    await world.advance(MINUTE)
+    assert cap_of(runner.up) == 70_000
+    assert [sentence for _, sentence in fleet.told if "policy has changed" in sentence]
+    assert (await fleet.row("watch-1")).state == "SLEEPING"
+
+
+def cap_of(up: Up) -> int | None:
+    return up.agents["watch"].speaking.agent.policy.caps.session.max_cost_usd
+
+
+async def test_a_file_that_cannot_be_read_stops_what_acts_and_nothing_is_adopted(here: Place) -> None:
+    (here.home / "halter.yaml").write_text("limts: {}\n")
+    settings = read_settings({"HALTER_FLEET": str(here.home / "halter.yaml")}, here.home, here.store)
+    with pytest.raises(ConfigError, match="`limts` is not a key"):
+        async with open_app(settings):
+            """Nothing acts."""
+    async with open_app(settings, acts=False):
+        """Whoever looks needs no policy."""
+    assert await here.adopted() == []

@@ -1,0 +1,265 @@
+"""A store's policy and a file hold together: the stricter word of both counts, in every key that limits something."""
+
+import itertools
+import math
+
+import pytest
+
+from halter.config.agent import Agent, agent_of
+from halter.config.fleet import Fleet, fleet_of
+from halter.config.load import Document, Places, load_bytes
+from halter.config.mind import rates_of
+from halter.config.policy import Difference, bind, canonical, policy_digest, stored_fleet
+from halter.config.resolve import resolve
+from halter.core.errors import ConfigError
+from halter.core.spec import MODES, SIMULATES, FleetSpec, Resolved
+from halter.core.tools import LEVELS, Level
+
+TOOLS: list[tuple[str, Level]] = [("look", "SAFE"), ("wipe", "RESTRICTED"), ("shell", "PRIVILEGED")]
+
+
+def fleet(text: str) -> Fleet:
+    return fleet_of(load_bytes(text.encode(), "halter.yaml")) if text else Fleet()
+
+
+def stored(text: str) -> Fleet:
+    return stored_fleet(canonical(fleet(text).said))
+
+
+def agent(text: str = "") -> Agent:
+    return agent_of(load_bytes(f"name: desk\n{text}".encode(), "agent.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("in_store", "in_file", "key", "how"),
+    [
+        ("limits: {max_cost_usd_per_day: 0.05}", "limits: {max_cost_usd_per_day: 5}", "limits", "looser"),
+        ("limits: {max_cost_usd_per_day: 0.05}", "mode: SEMI", "limits", "looser"),
+        ("limits: {max_cost_usd_per_day: 50}", "mode: SEMI", "limits", "stricter"),
+        ("mode: SEMI", "limits: {max_cost_usd_per_day: none}", "limits", "looser"),
+        ("mode: SEMI", "limits: {max_cost_usd_per_day: 3}", "limits", "stricter"),
+        ("limits: {max_cost_usd_per_month: 9}", "mode: SEMI", "limits", "looser"),
+        ("mode: SEMI", "limits: {max_cost_usd_per_month: 9}", "limits", "stricter"),
+        ("mode: ASSIST", "mode: FULL", "mode", "looser"),
+        ("mode: FULL", "mode: ASSIST", "mode", "stricter"),
+        ("observe: false", "observe: true", "observe", "looser"),
+        ("observe: true", "observe: false", "observe", "stricter"),
+        ("zone: Europe/Berlin", "zone: Asia/Tokyo", "zone", "fixed"),
+        ("retention: 90d", "retention: 1d", "retention", "fixed"),
+        ("mode: SEMI", "retention: 1d", "retention", "fixed"),
+        ("agents: {limits: {max_cost_usd: 2}}", "agents: {limits: {max_cost_usd: 3}}", "agents", "looser"),
+        ("agents: {limits: {max_cost_usd: 2}}", "mode: SEMI", "agents", "looser"),
+        ("mode: SEMI", "agents: {limits: {max_cost_usd: 3}}", "agents", "looser"),
+        ("mode: SEMI", "agents: {limits: {max_cost_usd: 0.5}}", "agents", "stricter"),
+        ("mode: SEMI", "agents: {limits: {max_cost_usd_per_hour: 3}}", "agents", "stricter"),
+        ("agents: {limits: {max_steps: 9}}", "agents: {limits: {max_steps: 10}}", "agents", "looser"),
+        ("agents: {limits: {timeout: 9s}}", "agents: {limits: {timeout: 0}}", "agents", "looser"),
+        ("agents: {limits: {token_budget: 9}}", "agents: {limits: {token_budget: 8}}", "agents", "stricter"),
+        ("mode: SEMI", "agents: {limits: {on_cap: stop}}", "agents", "free"),
+        ("policy: {levels: {SAFE: {approval: always}}}", "mode: SEMI", "policy", "looser"),
+        ("mode: SEMI", "policy: {levels: {RESTRICTED: {approval: never}}}", "policy", "looser"),
+        ("mode: SEMI", "policy: {levels: {PRIVILEGED: {rate: 30/hour}}}", "policy", "looser"),
+        ("mode: SEMI", "policy: {levels: {PRIVILEGED: {rate: 3/hour}}}", "policy", "stricter"),
+        ("mode: SEMI", "policy: {levels: {PRIVILEGED: {simulate: never}}}", "policy", "looser"),
+        ("policy: {tools: {wipe: {level: PRIVILEGED}}}", "mode: SEMI", "policy", "looser"),
+        ("mode: SEMI", "policy: {tools: {wipe: {level: SAFE}}}", "policy", "looser"),
+        ("mode: SEMI", "policy: {tools: {wipe: {level: PRIVILEGED}}}", "policy", "stricter"),
+        ("policy: {disabled: [wipe]}", "mode: SEMI", "policy", "looser"),
+        ("mode: SEMI", "policy: {disabled: [wipe]}", "policy", "stricter"),
+        ("policy: {approval_expiry: 1h}", "mode: SEMI", "policy", "looser"),
+        ("mode: SEMI", "policy: {approval_expiry: 1h}", "policy", "stricter"),
+        ("allowed_models: ['openai:*']", "mode: SEMI", "allowed_models", "looser"),
+        ("allowed_models: ['openai:*']", "allowed_models: ['openai:gpt-5']", "allowed_models", "stricter"),
+        ("allowed_hosts: [a.example]", "allowed_hosts: [a.example, b.example]", "allowed_hosts", "looser"),
+        ("allowed_secrets: [ONE]", "allowed_secrets: [TWO]", "allowed_secrets", "looser"),
+        ("mode: SEMI", "models: {'openai:gpt-5': {price: free}}", "models", "looser"),
+        (
+            "models: {'a:b': {price: {input: 2, output: 8}}}",
+            "models: {'a:b': {price: {input: 2, output: 7}}}",
+            "models",
+            "looser",
+        ),
+        ("models: {'a:b': {price: free}}", "models: {'a:b': {price: {input: 2, output: 7}}}", "models", "stricter"),
+        ("rates: {'a:*': {requests_per_minute: 5}}", "mode: SEMI", "rates", "looser"),
+        (
+            "rates: {'a:*': {requests_per_minute: 5}}",
+            "rates: {'a:*': {requests_per_minute: 4}}",
+            "rates",
+            "stricter",
+        ),
+        (
+            "providers: {near: {base_url: 'http://one.example/v1'}}",
+            "providers: {near: {base_url: 'http://two.example/v1'}}",
+            "providers",
+            "fixed",
+        ),
+        ("mode: SEMI", "providers: {near: {base_url: 'http://two.example/v1'}}", "providers", "free"),
+        ("shell: {sandbox: true}", "shell: {sandbox: false}", "shell", "looser"),
+        ("shell: {network: true}", "shell: {network: false}", "shell", "stricter"),
+    ],
+)
+def test_a_key_in_which_they_differ_is_named_with_what_that_means(
+    in_store: str, in_file: str, key: str, how: Difference
+) -> None:
+    found = [each for each in bind(stored(in_store), fleet(in_file)).differences if each.key.startswith(key)]
+    assert [each.how for each in found] == [how]
+    assert found[0].stored != found[0].written or key == "providers"
+
+
+FILES = [
+    "",
+    "mode: ASSIST",
+    "mode: FULL\nobserve: true\nlimits: {max_cost_usd_per_day: none}",
+    "limits: {max_cost_usd_per_day: 0.05, max_cost_usd_per_month: 1}\nzone: Europe/Berlin",
+    "agents: {limits: {max_cost_usd: 3, max_cost_usd_per_day: 0.5, max_cost_usd_per_hour: 2, max_steps: 7}}",
+    "agents: {limits: {timeout: 0, max_retries: 9}}",
+    "agents: {limits: {max_cost_usd: none, max_cost_usd_per_day: 50, token_budget: 9, timeout: 5s}}",
+    "policy: {levels: {SAFE: {approval: always}, PRIVILEGED: {rate: 3/hour}}, disabled: [wipe]}",
+    "policy: {tools: {shell: {rate: 9/hour, approval: never}, wipe: {level: PRIVILEGED}}, approval_expiry: 1h}",
+    "policy: {levels: {RESTRICTED: {approval: never, simulate: never}}, tools: {look: {level: RESTRICTED}}}",
+    "allowed_models: ['openai:*', 'anthropic:claude']\nallowed_hosts: ['*.example']\nallowed_secrets: [ONE, TWO]",
+    "allowed_models: ['openai:gpt-5', 'google:*']\nallowed_hosts: [a.example, b.test]\nallowed_secrets: [TWO]",
+    "models: {'openai:gpt-5': {price: free}, 'a:b': {price: {input: 1, output: 9}}}\nshell: {network: true}",
+    "models: {'openai:gpt-5': {price: {input: 3, output: 1}}, 'a:b': {price: {input: 2, output: 8}}}",
+    "rates: {'openai:*': {requests_per_minute: 5}}\nshell: {sandbox: false}",
+    "rates: {'openai:*': {requests_per_minute: 9, tokens_per_minute: 100}}",
+]
+
+
+def rank(limit: int | None) -> float:
+    return math.inf if limit is None else limit
+
+
+def is_within(one: Resolved, other: Resolved) -> bool:
+    """Tell whether a policy allows nothing that another one forbids."""
+    caps = [
+        rank(ours.max_cost_usd) <= rank(theirs.max_cost_usd)
+        for ours, theirs in [(one.caps.session, other.caps.session)]
+        + [
+            (ours, theirs)
+            for ours, theirs in itertools.product(one.caps.agent + one.caps.fleet, other.caps.agent + other.caps.fleet)
+            if ours.per == theirs.per and (ours in one.caps.agent) == (theirs in other.caps.agent)
+        ]
+    ]
+    windows = {cap.per for cap in one.caps.fleet} >= {cap.per for cap in other.caps.fleet}
+    rules = [
+        LEVELS.index(one.rule(*tool).level) >= LEVELS.index(other.rule(*tool).level)
+        and rank(one.rule(*tool).rate) <= rank(other.rule(*tool).rate)
+        and SIMULATES.index(one.rule(*tool).simulate) >= SIMULATES.index(other.rule(*tool).simulate)
+        and ("never", None, "always").index(one.rule(*tool).approval)
+        >= ("never", None, "always").index(other.rule(*tool).approval)
+        for tool in TOOLS
+    ]
+    return (
+        all(caps)
+        and windows
+        and all(rules)
+        and MODES.index(one.mode) <= MODES.index(other.mode)
+        and one.observe <= other.observe
+        and one.max_steps <= other.max_steps
+        and rank(one.timeout or None) <= rank(other.timeout or None)
+        and rank(one.caps.token_budget) <= rank(other.caps.token_budget)
+        and one.approval_expiry <= other.approval_expiry
+        and {*one.disabled} >= {*other.disabled}
+        and all(
+            price.output >= other.prices[model].output for model, price in one.prices.items() if model in other.prices
+        )
+        and {*other.prices} <= {*one.prices}
+    )
+
+
+READ = [fleet(text) for text in FILES]
+STORED = [stored(text) for text in FILES]
+
+
+@pytest.mark.parametrize("alone", STORED, ids=FILES)
+def test_what_holds_is_never_looser_than_the_stores_policy(alone: Fleet) -> None:
+    for written in READ:
+        both = bind(alone, written).fleet
+        assert is_within(resolve(both, agent()), resolve(alone, agent()))
+        for model in ("openai:gpt-5", "google:gemini", "anthropic:claude"):
+            allowed = [resolve(each, agent()).allows_model(model) for each in (both, alone, written)]
+            assert allowed[0] == (allowed[1] and allowed[2])
+        rates = [rates_of(each).get("openai:*") for each in (both, alone, written)]
+        asked = [math.inf if rate is None or rate.requests is None else rate.requests for rate in rates]
+        assert asked[0] == min(asked[1:])
+        assert both.spec.shell.sandbox >= alone.spec.shell.sandbox
+        assert both.spec.shell.network <= alone.spec.shell.network
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_the_same_file_changes_nothing_and_says_nothing(text: str) -> None:
+    bound = bind(stored(text), fleet(text))
+    assert bound.differences == ()
+    assert resolve(bound.fleet, agent()).digest() == resolve(fleet(text), agent()).digest()
+    assert resolve(bind(stored(text), None).fleet, agent()).digest() == resolve(fleet(text), agent()).digest()
+
+
+def test_a_cap_for_agents_in_a_file_does_not_raise_the_default_of_those_that_set_none() -> None:
+    both = bind(stored("mode: SEMI"), fleet("agents: {limits: {max_cost_usd: 3}}")).fleet
+    assert resolve(both, agent()).caps.session.max_cost_usd == 1_000_000
+    assert resolve(both, agent("limits: {max_cost_usd: 2}")).caps.session.max_cost_usd == 2_000_000
+    with pytest.raises(ConfigError, match=r"\$4\.00, but .+ allows only \$3\.00"):
+        resolve(both, agent("limits: {max_cost_usd: 4}"))
+
+
+def test_a_rule_for_a_tool_in_a_file_does_not_hide_a_stricter_one_for_its_level_in_the_store() -> None:
+    in_store = stored("policy: {levels: {PRIVILEGED: {rate: 2/hour, approval: always}}}")
+    both = bind(in_store, fleet("policy: {tools: {shell: {rate: 15/hour, approval: never}}}")).fleet
+    rule = resolve(both, agent()).rule("shell", "PRIVILEGED")
+    assert (rule.rate, rule.approval) == (2, "always")
+
+
+def test_an_agent_that_asks_for_more_than_the_store_allows_is_told_whose_word_that_is() -> None:
+    both = bind(stored("agents: {limits: {max_cost_usd: 2}}"), None).fleet
+    with pytest.raises(ConfigError, match=r"\$3\.00, but this store's policy allows only \$2\.00") as told:
+        resolve(both, agent("limits: {max_cost_usd: 3}"))
+    assert "default" not in str(told.value)
+
+
+def test_a_stricter_file_is_named_with_its_line() -> None:
+    both = bind(stored("mode: SEMI"), fleet("mode: SEMI\nagents:\n  limits:\n    max_cost_usd: 0.5")).fleet
+    with pytest.raises(ConfigError, match=r"but halter\.yaml line 4 allows only \$0\.50"):
+        resolve(both, agent("limits: {max_cost_usd: 3}"))
+
+
+def test_what_is_stored_is_read_as_it_was_written_and_keeps_nothing_that_could_be_a_key() -> None:
+    text = (
+        "limits: {max_cost_usd_per_day: 0.05}\nretention: 90d\nmodels: {'a:b': {price: {input: 0.1, output: 2}}}\n"
+        "notify: {channels: [{name: ops, type: webhook, url: 'https://hooks.example/T0/B0/made-up'}]}"
+    )
+    policy = canonical(fleet(text).said)
+    assert "hooks.example" not in policy
+    assert policy_digest(policy) == policy_digest(canonical(dict(reversed(fleet(text).said.items()))))
+    again = stored_fleet(policy).spec
+    assert (again.limits, again.retention, again.models) == (
+        fleet(text).spec.limits,
+        fleet(text).spec.retention,
+        fleet(text).spec.models,
+    )
+
+
+def test_every_key_of_a_fleets_file_is_compared() -> None:
+    """A key that is added to the file must be held to the store's policy, or be named here."""
+    told = {
+        each.key.partition(".")[0].partition("[")[0]
+        for one, other in itertools.product(STORED, READ)
+        for each in bind(one, other).differences
+    }
+    elsewhere = {"retention", "providers", "notify"}
+    assert {*FleetSpec.__struct_fields__} == told | elsewhere
+
+
+def test_a_policy_of_a_newer_halter_is_not_taken_for_a_looser_one() -> None:
+    with pytest.raises(ConfigError, match=r"`moon` is not a key of this store's policy; .+ A newer Halter"):
+        stored_fleet('{"moon":true}')
+
+
+def test_a_program_s_figures_are_stored_as_numbers() -> None:
+    from decimal import Decimal
+
+    said = {"limits": {"max_cost_usd_per_day": Decimal("0.05")}}
+    assert canonical(said) == '{"limits":{"max_cost_usd_per_day":0.05}}'
+    assert fleet_of(Document({"limits": {"max_cost_usd_per_day": 0.05}}, Places("x"))).spec.limits == (
+        stored_fleet(canonical(said)).spec.limits
+    )
