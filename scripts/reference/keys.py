@@ -70,6 +70,8 @@ def fleet_page() -> str:
         "can only tighten it. It is looked "
         "for here, then in `~/.config/halter`, or where `HALTER_FLEET` says. `halter "
         "schema fleet` prints a JSON Schema.",
+        "The first file that is used on a store becomes the store's policy, which binds every process on it: "
+        "see [Give an agent a budget](../how-to/budget.md#the-store-keeps-it).",
         "`agents.limits` are the most that any agent may have; without them, an agent's own defaults hold.",
     )
     return first + "\n" + _keys(FleetSpec, _of_fleet()) + "\n" + _forms()

@@ -243,7 +243,7 @@ def test_a_person_makes_another_file_the_stores_policy_and_is_shown_first_what_i
     shell.types(cents, *play)
     code, _, beside = shell.types(loose, "policy", "apply", "--yes", HALTER_AGENT="clerk")
     assert (code, "Only a person" in beside) == (1, True)
-    assert shell.types(loose, "policy", "apply")[0] == 1
+    assert shell.types(loose, "policy", "apply")[0] == 2
     code, shown, _ = shell.types(loose, "policy", "apply", "--yes", "--reason", "agreed")
     assert code == 0
     assert shown.index("LOOSER") < shown.index("stricter")

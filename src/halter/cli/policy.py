@@ -25,6 +25,7 @@ from halter.cli.command import (
     settings_for,
     with_app,
 )
+from halter.cli.keyboard import confirm
 from halter.cli.plain import PlainCommand, PlainGroup
 from halter.config.fleet import Fleet, read_fleet
 from halter.config.policy import Difference, Differs
@@ -118,7 +119,7 @@ def apply(
             return None
         if not as_json:
             _compare(differing, written.places.file)
-        if not yes and not typer.confirm(_question(before, differing), err=True):
+        if not yes and not confirm(_question(before, differing)):
             fail("Nothing was changed.", NOT_FINE)
         return await desks.apply(desk, before, written, reason)
 
