@@ -138,10 +138,8 @@ def _project(event: OfSessions, place: Place, known: Known) -> Iterator[Effect]:
         case CapChanged():
             row = budget_row(known, Account(event.scope, event.window, event.unit))
             yield row.capped(event.cap, place.at, event.by).moved(overrun=event.overrun)
-        case HaltRequested():
-            yield HaltRow(event.scope, 1, place.at, event.by, event.reason, 0, int(event.cancels))
-        case HaltLifted():
-            yield HaltRow(event.scope, 0, place.at, event.by, event.reason, event.ramp)
+        case HaltRequested() | HaltLifted():
+            yield _halt(event, place)
         case DecisionAsked():
             yield decision_asked(event, place, known)
         case DecisionMade():
@@ -193,6 +191,14 @@ def _session(place: Place, known: Known, **changes: Any) -> SessionRow:
     session = session_of(place.stream) or ""
     row = known.get(SessionRow, session) or SessionRow(session)
     return msgspec.structs.replace(row, **changes).scheduled()
+
+
+def _halt(event: HaltRequested | HaltLifted, place: Place) -> HaltRow:
+    match event:
+        case HaltRequested():
+            return HaltRow(event.scope, 1, place.at, event.by, event.reason, 0, int(event.cancels))
+        case HaltLifted():
+            return HaltRow(event.scope, 0, place.at, event.by, event.reason, event.ramp)
 
 
 def _session_started(event: SessionStarted, place: Place, known: Known) -> Iterator[Effect]:
