@@ -19,7 +19,8 @@ READS = {
     "/sessions/{session}/receipt": "/sessions/{agent}-1/receipt",
     "/sessions/{session}/turns": "/sessions/{agent}-1/turns",
     "/sessions/{session}/hot-state": "/sessions/{agent}-1/hot-state",
-    "/decisions": "", "/halts": "", "/budgets": "", "/spending": "/spending?since=0&until=9000000000000000",
+    "/decisions": "", "/halts": "", "/budgets": "", "/policy": "",
+    "/spending": "/spending?since=0&until=9000000000000000",
     "/triggers": "", "/findings": "", "/proposals": "", "/rules": "", "/audit": "/audit?until=9000000000000000",
     "/audit/export": "", "/report": "/report?since=1",
 }  # fmt: skip

@@ -39,7 +39,7 @@ async def send(to: str) -> str:
     """Send a letter."""
     return f"sent to {to}"
 '''
-MICROS = {1_234, 2_468, 3_702, 765_432, 2_345_678, 3_456_789, 1_234_567}
+MICROS = {1_234, 2_468, 3_702, 765_432, 2_345_678, 3_456_789, 1_234_567, 4_567_891}
 """What the amounts of this story are in micro-dollars: none of these numbers may be printed."""
 
 GO_ON = {("chat",), ("up",), ("worker",), ("serve",)}
@@ -66,6 +66,7 @@ def halter(tmp_path: Path) -> Halter:
         "replies.yaml": REPLIES,
         "tools.py": TOOLS,
         "letter.yaml": "- call: send\n  with: {to: eve}\n",
+        "fleet.yaml": "limits: {max_cost_usd_per_day: 4.567891}\n",
     }.items():
         (desk / name).write_text(text)
     runner = CliRunner()
@@ -131,6 +132,7 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
         ("inbox",): (), ("approve",): ("nothing",), ("deny",): ("nothing",),
         ("halt",): ("agent:desk",), ("resume",): ("agent:desk",), ("cancel",): (session,),
         ("budget", "show"): (), ("budget", "raise"): ("agent:desk", "3.456789"),
+        ("policy", "show"): (), ("policy", "apply"): ("~/desk/fleet.yaml", "--yes"),
         ("budget", "lower"): ("agent:desk", "1.234567"), ("rules", "end"): ("nothing",),
         ("rules", "offer"): ("nothing",),
         ("schedules", "list"): (), ("schedules", "run"): ("desk/nothing",), ("schedules", "cancel"): ("desk/nothing",),

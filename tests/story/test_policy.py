@@ -143,6 +143,18 @@ async def test_what_an_agent_started_adopts_nothing_and_is_bound_by_the_defaults
         assert app.fleet.spec.mode == "SEMI"
         assert app.fleet.spec.limits.max_cost_usd_per_day != loose.spec.limits.max_cost_usd_per_day
     assert await here.adopted() == []
+    await here.bought(fleet=CENTS)
+    assert [event.by for event in await here.adopted()] == ["ada"]
+
+
+async def test_a_process_that_runs_since_before_the_policy_spends_nothing_beyond_it(place: Place) -> None:
+    async with place.guard() as guard:
+        assert (await guard.call("buy")).outcome == "ok"
+        await place.apply("limits: {max_cost_usd_per_day: 0.05}")
+        refused = await guard.call("buy")
+        assert (refused.outcome, "left of the cap of fleet" in refused.text) == ("cost_cap_reached", True)
+        await place.apply("limits: {max_cost_usd_per_day: 0.2}")
+        assert (await guard.call("buy")).outcome == "ok"
 
 
 async def test_only_a_person_with_the_highest_role_changes_it_and_the_event_names_what_it_loosens(here: Place) -> None:
@@ -222,7 +234,10 @@ def test_a_command_in_a_folder_without_a_file_says_in_a_line_which_limit_holds_i
     cents = shell.folder("cents", "limits: {max_cost_usd_per_day: 0.05}\n")
     bare, loose = shell.folder("bare"), shell.folder("loose", "limits: {max_cost_usd_per_day: 5}\n")
     play = ("play", "../clerk/buy.yaml")
-    assert shell.types(cents, *play)[2].count("policy") == 0
+    assert shell.types(cents, *play)[2].splitlines()[0] == (
+        "halter.yaml is this store's policy from now on: it binds every process on it. See it: halter policy"
+    )
+    assert "policy" not in shell.types(cents, *play)[2]
     code, _, beside = shell.types(bare, *play)
     assert code == 1
     assert beside.splitlines()[0] == (
@@ -273,8 +288,11 @@ async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_per
     sleeps = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 3600, reason: all quiet}}]\n"
     folder = fleet.agent("watch", "model: scripted\nscript: script.yaml\n", script_yaml=sleeps * 3)
 
+    def tell(agent: str, said: str) -> None:
+        fleet.told.append((agent, said))
+
     def make(app: App) -> Up:
-        return Up(app, lambda *said: fleet.told.append(said), chance=random.Random(1), manner=manner_of(world))
+        return Up(app, tell, chance=random.Random(1), manner=manner_of(world))
 
     runner = Runner(fleet.app, make)
     world.spawn(runner.run([folder]))

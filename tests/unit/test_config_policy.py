@@ -230,7 +230,7 @@ def test_what_is_stored_is_read_as_it_was_written_and_keeps_nothing_that_could_b
     )
     policy = canonical(fleet(text).said)
     assert "hooks.example" not in policy
-    assert policy_digest(policy) == policy_digest(canonical(dict(reversed(fleet(text).said.items()))))
+    assert policy_digest(policy) == policy_digest(canonical(dict(reversed([*fleet(text).said.items()]))))
     again = stored_fleet(policy).spec
     assert (again.limits, again.retention, again.models) == (
         fleet(text).spec.limits,

@@ -5,8 +5,10 @@ from typing import Final
 
 import msgspec
 
+from halter.config.both import either
 from halter.config.fleet import Fleet, read_fleet
 from halter.config.policy import Differs, bind, canonical, policy_digest, stored_fleet
+from halter.config.resolve import FLEET_DAY_CAP
 from halter.core.events import FleetPolicyAdopted
 from halter.core.ports import Query, Store
 from halter.core.rows import FleetPolicyRow
@@ -19,12 +21,16 @@ NAMED: Final = 4
 
 
 class InForce(msgspec.Struct, frozen=True):
-    """What holds for this process. `row` is the store's policy, if it has one, and `written` the file here."""
+    """What holds for this process. `row` is the store's policy, if it has one, and `written` the file here.
+
+    `adopted` tells that this process made the file here the policy of a store that had none.
+    """
 
     fleet: Fleet = DEFAULT
     row: FleetPolicyRow | None = None
     written: Fleet | None = None
     differences: tuple[Differs, ...] = ()
+    adopted: bool = False
 
     def told(self) -> str:
         """Say in one line where the store's policy and what is written here differ; nothing, if they do not."""
@@ -43,6 +49,13 @@ class InForce(msgspec.Struct, frozen=True):
         if said:
             said.append(f"To make {file} the store's policy: halter policy apply {file}")
         return " ".join(said)
+
+    def announced(self) -> str:
+        """Say in one line that the file here binds the whole store from now on; nothing, if it did not begin here."""
+        if not self.adopted or self.written is None:
+            return ""
+        file = self.written.places.file
+        return f"{file} is this store's policy from now on: it binds every process on it. See it: halter policy"
 
 
 def _alone(differences: Sequence[Differs]) -> str:
@@ -118,8 +131,25 @@ async def bind_policy(store: Store, written: Fleet | None, by: str) -> InForce:
     found = await policy_in_force(store, written)
     if found.row is not None or written is None:
         return found
-    policy = canonical(written.said)
-    event = FleetPolicyAdopted(policy=policy, digest=policy_digest(policy), by=by)
-    await store.commit(adopt_first(event))
+    adopted = bool((await store.commit(adopt_first(adoption(written, by)))).fresh())
     found = await policy_in_force(store, written)
-    return found if found.row is not None else msgspec.structs.replace(found, fleet=bind(DEFAULT, written).fleet)
+    if found.row is None:
+        return msgspec.structs.replace(found, fleet=bind(DEFAULT, written).fleet)
+    return msgspec.structs.replace(found, adopted=adopted)
+
+
+def adoption(
+    written: Fleet, by: str, *, replaces: str = "", loosens: tuple[str, ...] = (), reason: str = ""
+) -> FleetPolicyAdopted:
+    """Make the event by which a file becomes the store's policy."""
+    policy, limits = canonical(written.said), written.spec.limits
+    return FleetPolicyAdopted(
+        policy=policy,
+        digest=policy_digest(policy),
+        by=by,
+        day_cap=either(limits.max_cost_usd_per_day, FLEET_DAY_CAP),
+        month_cap=either(limits.max_cost_usd_per_month, None),
+        replaces=replaces,
+        loosens=loosens,
+        reason=reason,
+    )

@@ -102,7 +102,7 @@ def with_app(
         async with AsyncExitStack() as stack:
             pulse = await stack.enter_async_context(_watched(hurries.store, runs))
             app = await (_waited_for if patient else _opened)(hurries, stack, pulse, acts=acts)
-            if app.policy is not None and (told := app.policy.told()):
+            if app.policy is not None and (told := app.policy.announced() or app.policy.told()):
                 warn(told)
             app.trouble.tell = _tell_of_store
             answer = await job(app)

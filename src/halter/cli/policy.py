@@ -1,6 +1,6 @@
 """`halter policy`: the policy that binds every process on the store, and a person's word to change it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -9,7 +9,7 @@ import typer
 
 from halter.app import App
 from halter.app.desk import policy as desks
-from halter.app.desk.policy import StorePolicy
+from halter.app.desk.policy import NONE_YET, StorePolicy, lines_of
 from halter.app.policy import written_fleet
 from halter.app.words.moments import written as when
 from halter.cli.answer import answer_json, answer_table, say
@@ -29,6 +29,7 @@ from halter.cli.keyboard import confirm
 from halter.cli.plain import PlainCommand, PlainGroup
 from halter.config.fleet import Fleet, read_fleet
 from halter.config.policy import Difference, Differs
+from halter.core.events import FleetPolicyAdopted
 
 MEANS: Final[Mapping[Difference, str]] = {
     "looser": "LOOSER",
@@ -36,7 +37,6 @@ MEANS: Final[Mapping[Difference, str]] = {
     "fixed": "other",
     "free": "no limit",
 }
-NONE_YET: Final = "This store has no policy yet: the first halter.yaml that is used on it becomes its policy."
 
 
 def build() -> typer.Typer:
@@ -67,7 +67,7 @@ def show(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         answer_json({**msgspec.structs.asdict(found), "differences": differing})
         return
-    rows = [[key, value] for key, value in _lines(found.policy)]
+    rows = [[key, value] for key, value in lines_of(found.policy)]
     answer_table(
         "Policy of the store", ["key", "value"], rows, long="key value", empty=NONE_YET if not found.digest else ""
     )
@@ -75,15 +75,6 @@ def show(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
         say(f"Adopted by {found.by} on {when(found.at)} ({found.digest[:12]}).")
     if written is not None and found.digest:
         _compare(differing, written.places.file)
-
-
-def _lines(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Write a policy as one line for each value."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]  It is JSON.
-            yield from _lines(item, f"{path}.{key}".removeprefix("."))
-    elif path:
-        yield path, value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _compare(differing: Sequence[Differs], file: str) -> None:
@@ -106,12 +97,12 @@ def apply(
 ) -> None:
     """Make a halter.yaml the policy of the store. Shows what changes, what it loosens first, and asks.
 
-    Recorded with your name. Agents that run by themselves on the store take it up at once, all others at their next
-    start.
+    Recorded with your name. The fleet's caps count at once for every process on the store. Agents that run by
+    themselves take up all else at once, too, and all others at their next start.
     """
     written = saying_errors(lambda: _file(file, store))
 
-    async def job(app: App) -> Any:
+    async def job(app: App) -> FleetPolicyAdopted | None:
         desk = desk_of(app)
         before = await desks.show(desk)
         differing = desks.differences(before, written)
@@ -125,11 +116,18 @@ def apply(
 
     event = with_app(store, job)
     if as_json:
-        answer_json({"changed": event is not None, "event": event})
+        answer_json({"changed": event is not None, **_object(event)})
     elif event is None:
         say(f"{written.places.file} is the store's policy already.")
     else:
         say(f"{written.places.file} is the store's policy now; it stands in the journal with your name.")
+
+
+def _object(event: FleetPolicyAdopted | None) -> Mapping[str, Any]:
+    """Write a change for programs."""
+    if event is None:
+        return {}
+    return {"digest": event.digest, "by": event.by, "replaces": event.replaces, "loosens": event.loosens}
 
 
 def _file(file: Path | None, store: str | None) -> Fleet:

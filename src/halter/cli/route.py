@@ -15,6 +15,7 @@ from halter.core.task_rows import TriggerRow
 from halter.guard.approvals import needs_you
 
 if TYPE_CHECKING:
+    from halter.app.unrun import Written
     from halter.brain.route import Routed
 
 Known = tuple[tuple[str, ...], tuple[str, ...]]
@@ -41,21 +42,23 @@ def route(
 
 
 def _routed(folder: Path, text: str, store: str | None) -> "tuple[str, Routed]":
-    from halter.app.policy import written_fleet
+    from halter.app.policy import policy_in_force, written_fleet
     from halter.app.unrun import read_folder, surroundings_of
     from halter.brain.route import route as routed
     from halter.config.fleet import Fleet
     from halter.journal.open import is_there
 
     settings = settings_for(store)
-    written = read_folder(folder, written_fleet(settings) or Fleet())
-    name = written.policy.name
+    file = written_fleet(settings)
 
-    async def job(app: App) -> Known:
+    async def job(app: App) -> "tuple[Written, Known]":
+        written = read_folder(folder, (await policy_in_force(app.store, file)).fleet)
+        name = written.policy.name
         rows = await app.store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
         now = app.clock.now()
         waiting = [one.decision for one in await needs_you(app.store) if one.agent == name and one.expires_at > now]
-        return tuple(row.trigger.partition("/")[2] for row in rows), tuple(waiting)
+        return written, (tuple(row.trigger.partition("/")[2] for row in rows), tuple(waiting))
 
-    known: Known = with_app(store, job) if is_there(settings.store) else ((), ())
-    return name, routed(text, surroundings_of(written, SystemClock().now(), *known))
+    there = is_there(settings.store)
+    written, known = with_app(store, job) if there else (read_folder(folder, file or Fleet()), ((), ()))
+    return written.policy.name, routed(text, surroundings_of(written, SystemClock().now(), *known))

@@ -264,8 +264,8 @@ class _Pair:
         self.lesser((*path, "approval"), stored.approval, written.approval, APPROVALS[::-1])
         ours, theirs = (either(rule.rate, either(usual.rate, None)) for rule in (stored, written))
         self.lower((*path, "rate"), ours, theirs, None, hourly)
-        simulates = [either(rule.simulate, either(usual.simulate, "never")) for rule in (stored, written)]
-        self.lesser((*path, "simulate"), *simulates, SIMULATES[::-1])
+        before, after = (either(rule.simulate, either(usual.simulate, "never")) for rule in (stored, written))
+        self.lesser((*path, "simulate"), before, after, SIMULATES[::-1])
 
     def level(self, path: KeyPath, stored: ToolRule, written: ToolRule) -> None:
         """Compare how dangerous a tool is taken to be. What it says of itself is not known here."""

@@ -406,7 +406,8 @@ class FleetPolicyAdopted(Event, frozen=True, kw_only=True):
     """A person made a fleet's file the policy of the store: no process on the store is bound by less.
 
     `policy` is what the file says, as JSON. `digest` names it, and `replaces` names the policy before it, if there was
-    one. `loosens` lists the keys in which it allows more than that one.
+    one. `loosens` lists the keys in which it allows more than that one. `day_cap` and `month_cap` are what all agents
+    together may spend, in micro-dollars, the default included: every hold is checked against them as they stand.
     """
 
     KIND: ClassVar[str] = "fleet_policy_adopted"
@@ -414,6 +415,8 @@ class FleetPolicyAdopted(Event, frozen=True, kw_only=True):
     policy: str
     digest: str
     by: str
+    day_cap: int | None = None
+    month_cap: int | None = None
     replaces: str = ""
     loosens: tuple[str, ...] = ()
     reason: str = ""

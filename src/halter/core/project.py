@@ -57,7 +57,7 @@ from halter.core.events import (
     TurnStarted,
     WakePosted,
 )
-from halter.core.ids import StreamId, session_of
+from halter.core.ids import FLEET, StreamId, session_of
 from halter.core.money import CARVED, MINUTELY, Account, BudgetRow, Charge, Leg
 from halter.core.place import Known, Place, session_at
 from halter.core.row import Row, RowKey
@@ -97,6 +97,8 @@ class Erase(msgspec.Struct, frozen=True):
 Effect = Row | Gone | Erase
 
 # Asking a union of types one by one takes longer than all that follows.
+POLICY: Final[RowKey] = (FleetPolicyRow, (FLEET,))
+"""Where the policy of the store stands."""
 _OF_TRIGGERS: Final = frozenset(get_args(OfTriggers))
 _LEAVING: Final = frozenset(get_args(Leaving))
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
@@ -160,7 +162,16 @@ def _project(event: OfSessions, place: Place, known: Known) -> Iterator[Effect]:
         case AgentSwitched():
             yield AgentRow(event.agent, int(event.on), place.at, event.by, event.reason)
         case FleetPolicyAdopted():
-            yield FleetPolicyRow(place.stream, place.seq, event.policy, event.digest, place.at, event.by)
+            yield FleetPolicyRow(
+                place.stream,
+                place.seq,
+                event.policy,
+                event.digest,
+                place.at,
+                event.by,
+                event.day_cap,
+                event.month_cap,
+            )
         case (
             CostCapReached()
             | OverrunIncurred()
@@ -183,8 +194,12 @@ def _project(event: OfSessions, place: Place, known: Known) -> Iterator[Effect]:
 
 
 def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
-    """Name the rows that placing or settling a hold touches, for the write to declare."""
-    return ((HoldRow, (hold,)), *map(budget_key, legs))
+    """Name the rows that placing or settling a hold touches, for the write to declare.
+
+    A hold that weighs on the fleet obeys the policy of the store, as it stands then.
+    """
+    policy = (POLICY,) if any(leg.scope == FLEET for leg in legs) else ()
+    return ((HoldRow, (hold,)), *map(budget_key, legs), *policy)
 
 
 def _session(place: Place, known: Known, **changes: Any) -> SessionRow:

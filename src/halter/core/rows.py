@@ -237,7 +237,10 @@ class AgentRow(Row, frozen=True):
 
 
 class FleetPolicyRow(Row, frozen=True):
-    """The policy that binds every process on the store, in one row. `number` is that of the event that adopted it."""
+    """The policy that binds every process on the store, in one row. `number` is that of the event that adopted it.
+
+    `day_cap` and `month_cap` are the fleet's caps: a hold looks at them under the lock, whatever its process has read.
+    """
 
     TABLE: ClassVar[str] = "fleet_policy"
     KEY: ClassVar[tuple[str, ...]] = ("scope",)
@@ -248,6 +251,13 @@ class FleetPolicyRow(Row, frozen=True):
     digest: str
     at: int
     by: str
+    day_cap: int | None = None
+    month_cap: int | None = None
+
+    def lower(self, per: str, cap: int | None) -> int | None:
+        """Tell the lower of a cap of the fleet and the policy's own for windows of that length."""
+        caps = [one for one in (cap, {"day": self.day_cap, "month": self.month_cap}.get(per)) if one is not None]
+        return min(caps, default=None)
 
 
 class AuditRow(Row, frozen=True):

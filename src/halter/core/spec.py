@@ -354,10 +354,10 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def _strictest(rules: Sequence[Rule]) -> Rule:
     """Take of each key the strictest word."""
     return Rule(
-        level=max((rule.level for rule in rules), key=LEVELS.index),
+        level=LEVELS[max(LEVELS.index(rule.level) for rule in rules)],
         approval=_approval([rule.approval for rule in rules], None),
         rate=min((rule.rate for rule in rules if rule.rate is not None), default=None),
-        simulate=max((rule.simulate for rule in rules), key=SIMULATES.index),
+        simulate=SIMULATES[max(SIMULATES.index(rule.simulate) for rule in rules)],
     )
 
 

@@ -25,6 +25,7 @@ from halter.core.task_rows import OutputRow
 from halter.core.tools import Effect, Level
 from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel
 from halter.core.windows import QUARTER
+from halter.guard.policies import legs_within
 
 SLICES: Final = 60
 """A sliding period is counted in so many slices, and one more for the oldest, which is only partly in it."""
@@ -158,7 +159,7 @@ def judge(asked: Asked, rows: Rows) -> Sequence[Draft]:
         waived.append(refusal[0])
     if outdated(asked.legs, rows.now):
         return []
-    verdict = reserve(asked.legs, partial(budget_for, rows, asked.kept))
+    verdict = reserve(legs_within(asked.legs, rows), partial(budget_for, rows, asked.kept))
     if isinstance(verdict, CapReached) and asked.observe:
         waived.append("cost_cap_reached")
         verdict = reserve(uncapped(asked.legs), lambda leg: budget_row(rows, leg))

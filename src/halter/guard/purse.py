@@ -49,6 +49,7 @@ from halter.core.task_project import rows_of_event
 from halter.core.tools import Happening
 from halter.core.usage import Usage
 from halter.core.vocabulary import Outcome, Purpose
+from halter.guard.policies import legs_within
 from halter.state.session import InFlight, call_in_flight, request_in_flight
 
 Intent = CallStarted | RequestStarted
@@ -90,10 +91,10 @@ def holding(intent: Intent, rows: Rows, body: bytes | None = None, blob: Digest 
         raise ValueError(f"{intent_id(intent)} is held already: settle it, or repeat the attempt that held it.")
     if outdated(intent.legs, rows.now):
         return []
-    verdict = reserve(intent.legs, lambda leg: budget_row(rows, leg))
+    verdict = reserve(legs_within(intent.legs, rows), lambda leg: budget_row(rows, leg))
     match verdict:
         case Reserved():
-            return [Draft(intent, body, blob)]
+            return [Draft(msgspec.structs.replace(intent, legs=verdict.legs), body, blob)]
         case CapReached():
             name = intent.tool if isinstance(intent, CallStarted) else intent.model
             return [Draft(CostCapReached.refusing(intent_id(intent), name, verdict))]

@@ -25,6 +25,7 @@ from halter.core.usage import Rates, Unpriced
 from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.estimate import Estimate, TooDear, estimate
 from halter.guard.judge import NOTHING_KEPT, Kept, budget_for, cap_sentence, halted, uncapped
+from halter.guard.policies import caps_within
 
 RATE: Final = "model_rate"
 """The guardrail by which a request waits for the next minute."""
@@ -83,6 +84,7 @@ def rows_of(asking: Asking) -> list[RowKey]:
 
 def weigh(asking: Asking, rows: Rows) -> Sequence[Draft]:
     """Decide about a request."""
+    asking = _within_policy(asking, rows)
     halt = halted(asking.scopes, asking.spender.session, rows)
     if halt is not None:
         return [_refusal(asking, "external_halt", halt)]
@@ -107,6 +109,12 @@ def weigh(asking: Asking, rows: Rows) -> Sequence[Draft]:
             return _cap_reached(asking, verdict)
         case MustWait():
             return []
+
+
+def _within_policy(asking: Asking, rows: Rows) -> Asking:
+    """Ask under the fleet's caps as the store has them by now."""
+    caps = caps_within(asking.caps, rows)
+    return asking if caps is asking.caps else msgspec.structs.replace(asking, caps=caps)
 
 
 def _at_its_rate(asking: Asking, intent: RequestStarted, tokens: int, rows: Rows) -> Sequence[Draft]:

@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from halter import __version__
 from halter.app.desk import Who, looking, money, steering
 from halter.app.desk.decisions import Said
+from halter.app.desk.policy import StorePolicy
 from halter.app.desk.workers import Worker
 from halter.app.keeping import Left
 from halter.app.planned import Plan
@@ -42,6 +43,7 @@ READ: Final[Sequence[tuple[str, Handler, Any]]] = (
     ("/decisions", reading.decisions, OBJECTS),
     ("/halts", reading.halts, list[HaltRow]),
     ("/budgets", reading.budgets, money.Budgets),
+    ("/policy", reading.policy, StorePolicy),
     ("/spending", reading.spending, list[looking.Part]),
     ("/triggers", reading.plans, list[Plan]),
     ("/findings", reading.findings, list[Left]),

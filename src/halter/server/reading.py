@@ -9,6 +9,7 @@ from fastapi import Depends, Query
 from starlette.responses import StreamingResponse
 
 from halter.app.desk import Desk, Who, auditing, left, looking, money, rules, steering, triggers, waiting
+from halter.app.desk import policy as policies
 from halter.app.desk import workers as working
 from halter.app.desk.always import as_object_with_rules
 from halter.app.desk.auditing import Wanted
@@ -120,6 +121,11 @@ async def halts(desk: AtDesk) -> Sequence[HaltRow]:
 async def budgets(desk: AtDesk, *, everything: bool = False) -> money.Budgets:
     """List every cap that counts now, or that ever did, with what is spent and held against it."""
     return await money.budgets(desk, everything=everything)
+
+
+async def policy(desk: AtDesk) -> policies.StorePolicy:
+    """Tell the policy that binds every process on the store, who adopted it, and when. No digest: there is none."""
+    return await policies.show(desk)
 
 
 async def spending(

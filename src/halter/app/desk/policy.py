@@ -1,17 +1,18 @@
 """The policy of the store: what it says, how a file differs from it, and a person's word to change it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from halter.app.desk.desk import Desk, refused
-from halter.app.policy import DEFAULT, stored_policy
+from halter.app.policy import DEFAULT, adoption, stored_policy
 from halter.config.fleet import Fleet
-from halter.config.policy import Difference, Differs, bind, canonical, policy_digest, stored_fleet
-from halter.core.events import AnyEvent, FleetPolicyAdopted, Unknown
+from halter.config.policy import Difference, Differs, bind, canonical, stored_fleet
+from halter.core.events import FleetPolicyAdopted
 from halter.guard.policies import adopt
 
+NONE_YET: Final = "This store has no policy yet: the first halter.yaml that is used on it becomes its policy."
 ORDER: Final[tuple[Difference, ...]] = ("looser", "fixed", "free", "stricter")
 """What a person has to see first."""
 
@@ -27,11 +28,21 @@ class StorePolicy(msgspec.Struct, frozen=True):
 
 
 async def show(desk: Desk) -> StorePolicy:
-    """Tell the store's policy."""
+    """Tell the store's policy. What it says is for those who see all agents; others learn who adopted it, and when."""
     row = await stored_policy(desk.app.store)
     if row is None:
         return StorePolicy({})
-    return StorePolicy(msgspec.json.decode(row.policy), row.digest, row.by, row.at, row.number)
+    said: Mapping[str, Any] = {} if desk.who.agents else msgspec.json.decode(row.policy)
+    return StorePolicy(said, row.digest, row.by, row.at, row.number)
+
+
+def lines_of(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Write a policy as one line for each value."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]  It is JSON.
+            yield from lines_of(item, f"{path}.{key}".removeprefix("."))
+    elif path:
+        yield path, value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def differences(policy: StorePolicy, written: Fleet) -> Sequence[Differs]:
@@ -41,20 +52,13 @@ def differences(policy: StorePolicy, written: Fleet) -> Sequence[Differs]:
     return sorted(found, key=lambda each: ORDER.index(each.how))
 
 
-async def apply(desk: Desk, policy: StorePolicy, written: Fleet, reason: str = "") -> AnyEvent | Unknown:
+async def apply(desk: Desk, policy: StorePolicy, written: Fleet, reason: str = "") -> FleetPolicyAdopted:
     """Make a file the store's policy, in place of the one that was shown. It is recorded with a name."""
     desk.demand("admin", "change the store's policy")
     desk.demand_all("change the store's policy")
-    text = canonical(written.said)
-    event = FleetPolicyAdopted(
-        policy=text,
-        digest=policy_digest(text),
-        by=desk.who.name,
-        replaces=policy.digest,
-        loosens=tuple(each.key for each in differences(policy, written) if each.how == "looser"),
-        reason=reason,
-    )
+    loosens = tuple(each.key for each in differences(policy, written) if each.how == "looser")
+    event = adoption(written, desk.who.name, replaces=policy.digest, loosens=loosens, reason=reason)
     events = (await desk.app.store.commit(adopt(event, desk.app.ids.new()))).events
     if not events:
         refused("Somebody else has changed the store's policy meanwhile: look at it again, with halter policy.")
-    return events[0].event
+    return event

@@ -5,15 +5,17 @@ from typing import Any
 
 from nicegui import ui
 
-from halter.app.desk import looking, money
+from halter.app.desk import looking, money, policy
 from halter.app.desk.money import Budget, Direction
+from halter.app.words.moments import written
 from halter.core.clock import DAY
+from halter.core.ids import FLEET
 from halter.core.money import NOTHING
 from halter.core.windows import window_at
 from halter.server.dashboard.asking import REASON, Field, Given, ask
 from halter.server.dashboard.charts import Point, spend_over_time
 from halter.server.dashboard.live import Grown
-from halter.server.dashboard.parts import Kept, box, button, cell, fill, meter, part, table
+from halter.server.dashboard.parts import Kept, Words, box, button, cell, fill, meter, part, pre, table, words
 from halter.server.dashboard.plot import Plot
 from halter.server.dashboard.room import Refresh, Room
 from halter.server.dashboard.spent import amount, cap_of, current, share
@@ -32,9 +34,14 @@ async def budgets(room: Room) -> Refresh:
     with part("Caps", card=True):
         lines = Kept[Budget](table("Caps", COLUMNS, NUMBERS), lambda row: _row(room, row))
 
+    with part("Policy of the store", card=True):
+        adopted, says = words(""), pre("")
+
     async def refresh(grown: Grown) -> None:
         if not grown.written:
             return
+        if grown.of(FLEET):
+            await _show_policy(room, adopted, says)
         rows = await current(room)
         lines.show({(row.scope, row.window, row.unit): row for row in rows})
         scopes = ["fleet", *sorted({row.scope for row in rows if row.scope.startswith("agent:")})]
@@ -48,6 +55,13 @@ async def budgets(room: Room) -> Refresh:
     whose.on_value_change(again)
     await again()
     return refresh
+
+
+async def _show_policy(room: Room, adopted: Words, says: Words) -> None:
+    """Show what binds every process on the store, and who adopted it."""
+    found = await policy.show(room.desk)
+    adopted.say(f"Adopted by {found.by} on {written(found.at)}." if found.digest else policy.NONE_YET)
+    says.say("\n".join(f"{key}: {value}" for key, value in policy.lines_of(found.policy)))
 
 
 async def _draw(room: Room, plot: Plot, scope: str, rows: Sequence[Budget]) -> None:

@@ -6,5 +6,7 @@ CREATE TABLE fleet_policy (
     policy TEXT COLLATE "C" NOT NULL,
     digest TEXT COLLATE "C" NOT NULL,
     at     BIGINT NOT NULL,
-    "by"   TEXT COLLATE "C" NOT NULL
+    "by"   TEXT COLLATE "C" NOT NULL,
+    day_cap   BIGINT,
+    month_cap BIGINT
 );

@@ -6,5 +6,7 @@ CREATE TABLE fleet_policy (
     policy TEXT NOT NULL,
     digest TEXT NOT NULL,
     at     INTEGER NOT NULL,
-    "by"   TEXT NOT NULL
+    "by"   TEXT NOT NULL,
+    day_cap   INTEGER,
+    month_cap INTEGER
 ) STRICT, WITHOUT ROWID;
