@@ -1,6 +1,6 @@
 """The pages about the files that people write: every key, what it may be, and what holds without it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -145,7 +145,7 @@ def _said(kind: inspect.Type) -> Iterator[inspect.Metadata]:
 
 def _meaning(kind: inspect.Type) -> str:
     for said in _said(kind):
-        extra = said.extra_json_schema or {}
+        extra: dict[str, Any] = said.extra_json_schema or {}
         if "description" in extra:
             return str(extra["description"])
     return ""
@@ -218,7 +218,7 @@ def _shown(value: Any, form: str) -> str:
         case str():
             return code(value) if value else "none"
         case tuple() | dict():
-            return ", ".join(code(each) for each in value) or "none"
+            return ", ".join(code(str(each)) for each in cast("Iterable[Any]", value)) or "none"
         case _:
             return NOTHING
 
@@ -233,7 +233,7 @@ def _in_force() -> Mapping[str, str]:
         if value is not None:
             found[f"limits.{key}"] = _shown(value, "duration" if key == "timeout" else "")
     found["limits.context_window"] += f"; {AUTONOMOUS_WINDOW} for an agent that runs by itself"
-    return found | _caps(policy.caps) | {"policy.approval_expiry": shown_duration(policy.approval_expiry)}
+    return {**found, **_caps(policy.caps), "policy.approval_expiry": shown_duration(policy.approval_expiry)}
 
 
 def _caps(caps: Caps) -> Mapping[str, str]:

@@ -24,7 +24,7 @@ from halter.core.ids import SortableIds, session_stream
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.drills.checker import check, found_at
-from halter.drills.children import Pipe, children
+from halter.drills.children import Child, Pipe, children
 from halter.drills.drill import engine
 from halter.drills.lanes import NO_LEASE, buried, heard
 from halter.guard.approvals import decide, needs_you
@@ -183,12 +183,13 @@ def life(home: Path, *lasts: int | None) -> int:
     home.mkdir()
     made(home)
     with children(__name__) as started:
+        lived: list[Child] = []
         for last in lasts:
-            child = started.start(lives, home, last)
+            lived.append(started.start(lives, home, last))
             if last is not None:
-                child.hear_all()
-                buried(child)
-        return heard(child)
+                lived[-1].hear_all()
+                buried(lived[-1])
+        return heard(lived[-1])
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -90,10 +90,10 @@ def amounts(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         case {"unit": "usd", **row}:
             yield from ((key, row[key]) for key in ("cap", "spent", "held", "overrun") if row.get(key) is not None)
         case dict():
-            for key, each in value.items():
+            for key, each in cast("dict[str, Any]", value).items():
                 yield from () if key == "facts" else amounts(each, name if name.endswith("_usd") else key)
         case list():
-            for each in value:
+            for each in cast("list[Any]", value):
                 yield from amounts(each, name)
         case int() | float() if name.endswith("_usd"):
             yield name, value
@@ -155,7 +155,13 @@ async def test_what_takes_a_role_is_refused_below_it_and_done_with_it_in_the_nam
     assert any(f'"{needed}-of-mine"'.encode() in each for each in facts)
 
 
-EXTRAS = ({"by": "ann"}, {"role": "admin"}, {"who": {"role": "admin"}}, {"read_only": False}, {"agents": []})
+EXTRAS: tuple[dict[str, Any], ...] = (
+    {"by": "ann"},
+    {"role": "admin"},
+    {"who": {"role": "admin"}},
+    {"read_only": False},
+    {"agents": []},
+)
 
 
 async def test_no_body_says_who_asks_or_switches_a_check_off(house: House) -> None:

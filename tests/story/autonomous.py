@@ -78,10 +78,17 @@ class Fleet:
 
     def start(self, *folders: Path, pulse: Pulse | None = None) -> asyncio.Task[None]:
         """Start the process."""
+
+        def tell(agent: str, sentence: str) -> None:
+            self.told.append((agent, sentence))
+
+        def note(session: str, sensor: str, seen: Mapping[str, Any]) -> None:
+            self.pulses.append((session, sensor, seen))
+
         self.up = Up(
             self.app,
-            lambda *said: self.told.append(said),
-            pulse or (lambda *pulse: self.pulses.append(pulse)),
+            tell,
+            pulse or note,
             random.Random(self.world.seed),
             manner=manner_of(self.world),
         )

@@ -4,12 +4,11 @@ import json
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import msgspec
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from halter import Answer, Guard, Output, tool
 from halter.app.library import Report as GuardReport
@@ -90,11 +89,11 @@ def numbers(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
     """Walk to every number, with its place. What events hold is the journal's own, and documented so."""
     match value:
         case dict():
-            for key, each in value.items():
+            for key, each in cast("dict[str, Any]", value).items():
                 if key not in ("facts", "body"):
                     yield from numbers(each, f"{where}.{key}")
         case list():
-            for each in value:
+            for each in cast("list[Any]", value):
                 yield from numbers(each, f"{where}[]")
         case bool():
             pass

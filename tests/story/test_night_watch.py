@@ -88,7 +88,7 @@ async def test_within_a_minute_there_is_a_signal_a_sleep_a_wake_and_a_decision(w
     happened = await demo.rhythm()
     assert happened[:6] == ["turn 1", "yielded sleep", "SLEEPING", "woken by signal", "turn 2", "yielded sleep"]
     assert happened[-1] == "WAITING_FOR_APPROVAL"
-    signals = [stored.event.name for stored in await world.events(inbox_stream(SESSION))]
+    signals = [cast("Any", stored.event).name for stored in await world.events(inbox_stream(SESSION))]
     assert [name for name in signals if name != "log_error"] == ["service_down", "service_back", "old_file"]
     kinds = {stored.kind for stored in await demo.events()}
     assert {"finding_emitted", "decision_asked", "sensor_changed", "hot_state_seen"} <= kinds
@@ -164,7 +164,7 @@ async def test_it_costs_nothing_while_rules_think(world: World, demo: Demo) -> N
     demo.start()
     await world.advance(3 * MINUTE)
     (row,) = await world.journal.ask(Query("all_sessions", SessionRow))
-    charges = [stored.event.charge for stored in await demo.events() if stored.kind == "request_settled"]
+    charges = [cast("Any", stored.event).charge for stored in await demo.events() if stored.kind == "request_settled"]
     assert len(charges) > 3
     assert all(charge is None or charge.usd == 0 for charge in charges)
     assert row.agent == AGENT
