@@ -145,7 +145,7 @@ def _said(kind: inspect.Type) -> Iterator[inspect.Metadata]:
 
 def _meaning(kind: inspect.Type) -> str:
     for said in _said(kind):
-        extra: dict[str, Any] = said.extra_json_schema or {}
+        extra = cast("dict[str, Any]", cast("Any", said).extra_json_schema or {})
         if "description" in extra:
             return str(extra["description"])
     return ""
