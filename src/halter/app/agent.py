@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +111,8 @@ async def assembled(app: App, folder: Path, *, protects: Protects = protected_fo
         roots = writable(folder, agent.spec)
         stack.enter_context(_listed(app.writable, roots))
         offer = await stack.enter_async_context(_served(app, code, policy, secrets))
-        tools = unique([*built_in(policy, folder), *own_tools(policy, folder), *offer.tools])
+        own = [each.trusted_by(_trusted_now(app, code)) for each in own_tools(policy, folder)]
+        tools = unique([*built_in(policy, folder), *own, *offer.tools])
         hold(tools.values(), protected)
         against_tools(policy, agent, (*(tool.spec for tool in tools.values()), *verb_specs()))
         against_pacing(policy, read.pacing, agent, tools.values())
@@ -211,7 +212,7 @@ def built_in(policy: Resolved, folder: Path) -> Iterator[Tool]:
         yield shell(folder / wanted.shell.root, sandbox=wanted.shell.sandbox, network=wanted.shell.network)
 
 
-def own_tools(policy: Resolved, folder: Path) -> Sequence[Tool]:
+def own_tools(policy: Resolved, folder: Path) -> Sequence[FunctionTool]:
     """Load the tools that an agent brings along in a file of its own."""
     file = folder / OWN_TOOLS
     if not file.exists():
@@ -255,6 +256,18 @@ def unique(tools: Iterable[Tool]) -> Mapping[str, Tool]:
     return found
 
 
+def _trusted_now(app: App, code: Code) -> Callable[[], None]:
+    """Make what is asked each time before code of a folder is started: it raises where that is not trusted then."""
+
+    def starts() -> None:
+        try:
+            demand_trusted(app.settings, code.folder, code)
+        except ConfigError as error:
+            raise Failed("NotTrusted", str(error)) from error
+
+    return starts
+
+
 @asynccontextmanager
 async def _served(app: App, code: Code, policy: Resolved, secrets: Secrets) -> AsyncGenerator["Offer"]:
     """Start the servers of an agent, if it has any. Each time that one is started, its code must be trusted."""
@@ -266,10 +279,11 @@ async def _served(app: App, code: Code, policy: Resolved, secrets: Secrets) -> A
         yield Offer((), ())
         return
     demand_loadable(servers, folder, app)
+    trusted = _trusted_now(app, code)
 
     def starts() -> None:
+        trusted()
         try:
-            demand_trusted(app.settings, folder, code)
             demand_loadable(servers, folder, app)
         except ConfigError as error:
             raise Failed("NotTrusted", str(error)) from error

@@ -42,7 +42,8 @@ async def run_isolated(function: Callable[..., Any], arguments: bytes, key: str,
     """Run a function in a new process; its group is killed at the end, or when this is cancelled."""
     file = inspect.getsourcefile(function) or ""
     job = Job(function.__module__, function.__qualname__, file, sys.path, arguments.decode(), key, max_output)
-    argv = [sys.executable, "-P", "-m", _PROGRAM]
+    # Compiled code beside an agent's own would be code that nobody trusted.
+    argv = [sys.executable, "-P", "-B", "-m", _PROGRAM]
     stdin = msgspec.json.encode(job) + b"\n"
     environment = {**os.environ, STARTED_BY_AGENT: "tool"}
     program = Program(argv, Path.cwd(), environment, stdin, answers=True, max_output=max_output + ANSWER_MORE)

@@ -78,6 +78,7 @@ class FunctionTool:
         self._writes = writes
         self.place: Rooted | None = None
         self._threaded = threaded
+        self._starts: Callable[[], None] | None = None
         self._spec = sealed(replace(spec, schema=self._arguments.schema))
         if spec.isolate and self._arguments.deps:
             raise ConfigError(f"The tool {spec.name} runs in a process of its own, which has no deps to give it.")
@@ -99,6 +100,12 @@ class FunctionTool:
         made._given = dict.fromkeys(self._arguments.deps, deps)  # noqa: SLF001 It is this very class.
         return made
 
+    def trusted_by(self, starts: Callable[[], None]) -> "FunctionTool":
+        """Make the same tool, which asks `starts` each time before its code is loaded anew. That raises where not."""
+        made = copy.copy(self)
+        made._starts = starts  # noqa: SLF001 It is this very class.
+        return made
+
     def at(self, place: Rooted) -> Self:
         """Say which folder the tool works in: whoever puts an agent together tells it what must not be reached."""
         self.place = place
@@ -117,6 +124,9 @@ class FunctionTool:
         function = self._function.open(permit)
         if self._spec.isolate:
             plain = self._arguments.revealed(arguments, permit)
+            if self._starts is not None:
+                # It reads the agent's folder, which may be large.
+                await asyncio.to_thread(self._starts)
             return await run_isolated(function, plain, permit.id, self._max_output)
         unstoppable = self._spec.effect == "write"
         return await self._called(function, self._filled(arguments, permit), unstoppable=unstoppable)
