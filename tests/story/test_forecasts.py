@@ -178,7 +178,7 @@ def test_by_the_clock_alone_nobody_spends_more_than_was_forecast_and_no_forecast
         folder = fleet.agent("watch", spec, script_yaml=life.script)
 
         async def live() -> tuple[Forecast, int]:
-            policy, read = (file := read_folder(folder, fleet.settings.fleet)).policy, file.read
+            policy, read = (file := read_folder(folder, fleet.app.fleet)).policy, file.read
             work = await clockwork_of(world.journal, policy, read, folder, {}, start)
             fleet.start(folder)
             await world.advance(HOUR)
