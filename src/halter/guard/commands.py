@@ -20,7 +20,7 @@ UNKNOWN: Final = "$*"
 """Stands for words that a command is given while it runs."""
 
 _SIGNS: Final = frozenset("`$\n\r;&|<>(){}!#\0")
-_EXECUTES: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
+EXECUTES: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
 _MOVES: Final = frozenset({"cd", "pushd", "chdir"})
 _OPENS_SHELL: Final = frozenset(
     {"ssh", "su", "sudo", "doas", "runuser", "script", "pkexec", "sg", "chroot", "unshare", "nsenter"}
@@ -279,7 +279,7 @@ def _executed(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
     at = 1
     while at < len(argv):
         at += 1
-        if argv[at - 1] not in _EXECUTES:
+        if argv[at - 1] not in EXECUTES:
             continue
         words: list[str] = []
         while (

@@ -103,7 +103,7 @@ def path_risk(path: str, effect: Effect) -> Iterator[Finding]:
     writes = effect == "write"
     if where in _HARMLESS_DEVICES:
         return
-    if where in _ACCOUNTS or not _KEYS.isdisjoint(parts):
+    if where in _ACCOUNTS or where.startswith("/etc/sudoers.d/") or not _KEYS.isdisjoint(parts):
         yield "CRITICAL" if writes else "HIGH", f"{where} holds keys or accounts"
     elif _is_secret_file(parts[-1]):
         yield "HIGH", f"{where} holds secrets"
@@ -117,6 +117,8 @@ def path_risk(path: str, effect: Effect) -> Iterator[Finding]:
         yield "HIGH", f"{where} is run by itself"
     elif parts[-1] == "environ" and parts[1:2] == ["proc"]:
         yield "HIGH", f"{where} holds secrets"
+    elif where == "/proc/sysrq-trigger" and writes:
+        yield "CRITICAL", f"{where} stops the machine"
     elif where.startswith("/dev/") and writes:
         yield "CRITICAL", f"{where} is a device"
     elif where.startswith("/") and parts[1] in _SYSTEM:

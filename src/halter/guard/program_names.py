@@ -31,7 +31,7 @@ READERS: Final = _names(
     "read mapfile readarray let return exit break continue shift getopts umask ulimit times logout for case select in "
     "function esac xmllint xmlstarlet readelf objdump nm ldd size md5 shasum zipinfo ncdu pdftotext exiftool identify "
     "pylint flake8 mypy pyright basedpyright shellcheck hadolint yamllint sw_vers lsb_release dmidecode acpi sensors "
-    "aspell hunspell env history uuidgen mktemp zdiff zcmp"
+    "aspell hunspell env history uuidgen mktemp zdiff zcmp smartctl blkid lshw"
 )
 """They write nothing and run nothing, unless an option of theirs says so."""
 

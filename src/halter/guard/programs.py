@@ -7,12 +7,13 @@ from typing import Final
 from halter.guard.commands import Command, Effort, Unreadable, commands, effort_for
 from halter.guard.judges.code import CODE, INTERPRETERS, code_risk, interpreter_risk, is_interpreter, shell_risk
 from halter.guard.judges.files import FILES
-from halter.guard.judges.found import Found, Judge, Mentions, Runs, is_path, operands, values_of
+from halter.guard.judges.found import Found, Judge, Mentions, Runs, deletes, is_path, operands, values_of
 from halter.guard.judges.network import NETWORK
-from halter.guard.judges.repository import REPOSITORY
+from halter.guard.judges.repository import REPOSITORY, setting_risk
 from halter.guard.judges.services import SERVICES, WRAPPING, written_by_wrapper
 from halter.guard.places import Finding, path_risk
 from halter.guard.program_names import DESTROYERS, RAISING, READERS, SHELLS, program_of
+from halter.guard.sql import is_statement, sql_risk
 from halter.guard.wrappers import NAMES
 
 _PROGRAMS: Final[Mapping[str, Judge]] = {**FILES, **CODE, **REPOSITORY, **NETWORK, **SERVICES}
@@ -21,6 +22,7 @@ _MOST_MENTIONS: Final = 16
 _MOST_WORDS: Final = 500
 _TANGLED: Final = "a command line too tangled to be taken apart"
 
+PAGERS: Final = frozenset({"less", "more", "most", "zless", "man"})
 _PERSISTING: Final = frozenset({"nsenter", "chroot"})
 _WRITING_OPTIONS: Final[Mapping[str, Sequence[str]]] = {"sort": ("-o", "--output"), "tree": ("-o",), "iconv": ("-o",)}
 _RUNNING_OPTIONS: Final[Mapping[str, Sequence[str]]] = {
@@ -38,6 +40,11 @@ _OPTION_THAT_RUNS: Final = re.compile(
 _RUN_BY_OTHERS: Final = re.compile(
     r"(?:\w+_)?(?:PAGER|EDITOR|BROWSER|COMMAND|ASKPASS|LESSOPEN|LESSCLOSE)|VISUAL|SHELL|GIT_SSH|GIT_EXTERNAL_DIFF|PS4|TAR_OPTIONS"
 )
+_FORMATS: Final = re.compile(r"mkfs.*|newfs.*|mke2fs|mkdosfs|mkntfs|mkexfatfs|mkudffs|mkreiserfs")
+_ANYBODYS: Final = re.compile(r"(?:^|:)(?:\.{0,2}(?=:|$)|\./|/tmp|/var/tmp|/dev/shm)")
+"""A folder in a search path to which anybody may write, or which is wherever one is."""
+_TOLD_BY_VARIABLE: Final = re.compile(r"GIT_CONFIG_(KEY|VALUE)_\d+")
+
 _LOADED_BY_OTHERS: Final = frozenset(
     {
         *("LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "DYLD_INSERT_LIBRARIES", "BASH_ENV", "ENV", "ZDOTDIR", "IFS"),
@@ -110,7 +117,7 @@ def _mentioned(words: Sequence[str], effort: Effort, depth: int) -> Iterator[Fin
 
 def _is_dangerous(word: str) -> bool:
     program = program_of(word)
-    return program in _DANGEROUS or is_interpreter(program) or program.startswith("mkfs")
+    return program in _DANGEROUS or is_interpreter(program) or _FORMATS.fullmatch(program) is not None
 
 
 def _run_after_written(command: Command, written: set[str]) -> Iterator[Finding]:
@@ -146,8 +153,28 @@ def command_risk(command: Command, *, looks_further: bool = True) -> Iterator[Fo
         return
     yield "MEDIUM", f"{program} is not known"
     if looks_further:
-        yield Mentions(command.argv[1:])
-        yield from _options_that_run(command)
+        yield from _unknown_risk(command)
+
+
+def _unknown_risk(command: Command) -> Iterator[Found]:
+    """Judge a program that is not known by its words: what they would run, delete and write."""
+    words = command.argv[1:]
+    yield Mentions(tuple(word.lstrip("!:|") for word in words))
+    yield from _options_that_run(command)
+    if verb := deletes(words):
+        yield "HIGH", f"{command.program} {verb} deletes something"
+    for path in values_of(words, "-o", "-out", "--out", "--output", "--output-file"):
+        yield from path_risk(path, "write")
+    for word in words:
+        if word.startswith("/dev/"):
+            yield from path_risk(word, "write")
+        if set(word) & set("('\"`"):
+            yield from code_risk(word)
+        if is_statement(word):
+            yield from sql_risk(word)
+    for code in values_of(words, "-e", "-E", "--eval", "--execute", "--expr"):
+        if set(code) & set("(;`!{"):
+            yield "HIGH", f"{command.program} is given code"
 
 
 def _judge_for(program: str) -> Judge | None:
@@ -159,7 +186,7 @@ def _judge_for(program: str) -> Judge | None:
         return _PROGRAMS[program]
     if is_interpreter(program):
         return interpreter_risk
-    if program.startswith("mkfs"):
+    if _FORMATS.fullmatch(program):
         return _format_risk
     return _reader_risk if program in READERS else None
 
@@ -200,20 +227,27 @@ def _wrapper_risk(command: Command) -> Iterator[Found]:
 
 
 def _reader_risk(command: Command) -> Iterator[Found]:
-    words = command.argv[1:]
+    program, words = command.program, command.argv[1:]
     for path in operands(words):
         if is_path(path) and command.program not in {"echo", "printf", "cd", "pushd"}:
             yield from path_risk(path, "read")
     for path in values_of(words, *_WRITING_OPTIONS.get(command.program, ())):
         yield from path_risk(path, "write")
-    for line in values_of(words, *_RUNNING_OPTIONS.get(command.program, ())):
-        yield "HIGH", f"{command.program} runs a program"
+    typed = [word for word in words if word.startswith("+") and set(word) & set("!|")] if program in PAGERS else []
+    typed = [re.split("[!|]", word, maxsplit=1)[1] for word in typed]
+    for line in (*typed, *values_of(words, *_RUNNING_OPTIONS.get(program, ()))):
+        yield "HIGH", f"{program} runs a program"
         yield Runs(line)
 
 
 def _variable_risk(name: str, value: str) -> Iterator[Found]:
     """Judge a variable that makes other programs run something."""
-    if name in _LOADED_BY_OTHERS:
+    told = _TOLD_BY_VARIABLE.fullmatch(name)
+    if told:
+        yield from setting_risk(value, "") if told[1] == "KEY" else (Runs(value.removeprefix("!")),)
+    elif name == "PATH" and _ANYBODYS.search(value):
+        yield "HIGH", "programs are looked for where anybody can put some"
+    elif name in _LOADED_BY_OTHERS:
         yield "HIGH", f"{name} makes other programs run something"
     elif _RUN_BY_OTHERS.fullmatch(name):
         yield Runs(value)

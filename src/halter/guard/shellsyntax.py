@@ -267,8 +267,17 @@ class _Reader:
             else:
                 self._take_word(draft)
                 self._take_keyword(draft)
+        if draft.words[:2] == ["set", "--"]:
+            self._take_positions(draft.meant[2:])
         if draft.words[:1] == ["for"] and "in" in draft.words[2:3]:
             self._known.put(draft.words[1], " ".join(draft.meant[3:]))
+
+    def _take_positions(self, words: Sequence[str]) -> None:
+        """Note what `set --` makes the positional parameters, by which a later command can be given them."""
+        for name in ("@", "*"):
+            self._known.put(name, " ".join(words))
+        for number, word in enumerate(words, 1):
+            self._known.put(str(number), word)
 
     def _parenthesised(self, draft: _Draft) -> None:
         """Read what a parenthesis after words can be: a function that is defined, or the head of a loop."""

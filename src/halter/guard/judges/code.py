@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from halter.guard.commands import Command, shell_code
-from halter.guard.judges.found import Found, Judge, Mentions, Runs, has, operands, values_of
+from halter.guard.judges.found import Found, Judge, Mentions, Runs, deletes, has, operands, values_of
 from halter.guard.outputs import Feed
 from halter.guard.places import is_root, path_risk
 from halter.guard.program_names import family_of
@@ -21,6 +21,10 @@ _LITERAL: Final = re.compile(r"'([^'\\\n]*(?:\\.[^'\\\n]*)*)'|\"([^\"\\\n]*(?:\\
 _DELETING: Final = re.compile(
     r"\b(?:rmtree|rm_rf?|rm_r|rmSync|rmdirSync|rimraf|remove_tree|remove_entry|unlink\w*|remove)\b"
 )
+_DROPPING: Final = re.compile(r"\.(?:dropDatabase|drop)\(|\.(?:deleteMany|remove)\(\s*(?:\{\s*\}\s*)?\)")
+_STARTED: Final = re.compile(r"(?:\b(?:spawn|exec|system|syscmd|esyscmd)[ \t(`{]+|!)[ \t]*([a-z/][^\n;'\")\]}]*)")
+"""What is started by words without quotes, as in Tcl, m4 and the many tools that have an exclamation mark for it."""
+_MOST_STARTED: Final = 20
 _STANDARD_INPUT: Final = frozenset({"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"})
 _MOST_LITERALS: Final = 200
 
@@ -33,6 +37,15 @@ class Interpreter(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     verbs: frozenset[str] = frozenset()
+    loose: bool = False
+    permutes: bool = False
+
+
+def _is_loosely_code(option: str) -> bool:
+    """Tell options that may be cut short and in any case, as `-enc` of PowerShell."""
+    name = option.lower()
+    names = ("-encodedcommand", "-command", "-commandwithargs")
+    return len(name) > 1 and any(whole.startswith(name) for whole in names)
 
 
 _INTERPRETERS: Final[Mapping[str, Interpreter]] = {
@@ -50,8 +63,8 @@ _INTERPRETERS: Final[Mapping[str, Interpreter]] = {
     "R": Interpreter("e", "f", ("--expression",)),
     "julia": Interpreter("eE", "LpHJ", ("--eval", "--print")),
     "osascript": Interpreter("e", "l"),
-    "pwsh": Interpreter("", "", ("-c", "-command", "-Command", "-e", "-ec", "-EncodedCommand", "-CommandWithArgs")),
-    "powershell": Interpreter("", "", ("-c", "-command", "-Command", "-e", "-ec", "-EncodedCommand")),
+    "pwsh": Interpreter("", "", ("-ec",), loose=True),
+    "powershell": Interpreter("", "", ("-ec",), loose=True),
     "tclsh": Interpreter(),
     "expect": Interpreter("c", "bf"),
     "guile": Interpreter("c", "lL"),
@@ -64,10 +77,24 @@ _INTERPRETERS: Final[Mapping[str, Interpreter]] = {
     "scala": Interpreter("e"),
     "racket": Interpreter("e", "lptfr", ("--eval",)),
     "jshell": Interpreter(),
-    "mongo": Interpreter("", "", ("--eval",), ("--host", "--port", "-u", "-p")),
-    "mongosh": Interpreter("", "", ("--eval",), ("--host", "--port", "-u", "-p")),
+    "mongo": Interpreter("", "", ("--eval",), ("--host", "--port", "-u", "-p"), permutes=True),
+    "mongosh": Interpreter("", "", ("--eval",), ("--host", "--port", "-u", "-p"), permutes=True),
     "irb": Interpreter("", "r"),
     "ipython": Interpreter("c"),
+    "octave": Interpreter("", "", ("--eval",)),
+    "gnuplot": Interpreter("e"),
+    "ocaml": Interpreter("e", "I"),
+    "swipl": Interpreter("gt", "slf"),
+    "clojure": Interpreter("e", "", ("--eval",)),
+    "raku": Interpreter("e", "I"),
+    "ghci": Interpreter("e"),
+    "crystal": Interpreter(verbs=frozenset({"eval"})),
+    "dc": Interpreter("e", "", ("--expression",)),
+    "m4": Interpreter(),
+    "jrunscript": Interpreter("e", "lf"),
+    "qjs": Interpreter("e", "", ("--eval",)),
+    "gforth": Interpreter("e"),
+    "matlab": Interpreter("", "", ("-r", "-batch")),
 }
 INTERPRETERS: Final = frozenset(_INTERPRETERS)
 
@@ -82,7 +109,11 @@ def code_risk(code: str) -> Iterator[Found]:
     texts = [found[1] or found[2] or found[3] or "" for found in islice(_LITERAL.finditer(code), _MOST_LITERALS)]
     if _DELETING.search(code) and any(is_root(text) for text in texts if text.startswith(("/", "~"))):
         yield "CRITICAL", "code that deletes a home or a system"
+    if _DROPPING.search(code):
+        yield "CRITICAL", "code that empties or deletes a database"
     yield Mentions(tuple(text for text in texts if text))
+    for found in islice(_STARTED.finditer(code), _MOST_STARTED):
+        yield Runs(found[1])
 
 
 def interpreter_risk(command: Command) -> Iterator[Found]:
@@ -97,8 +128,12 @@ def interpreter_risk(command: Command) -> Iterator[Found]:
         return
     if module:
         yield from _module(module, rest)
+    elif not rest and {"--version", "-V", "-VV", "--help", "-h", "-v"} & set(words) and not command.is_fed:
+        return
     elif rest and rest[0] not in _STANDARD_INPUT and rest[0] != "/dev/fd/63" and "$" not in rest[0]:
         yield "MEDIUM", f"{program} runs a file that was not looked at"
+        if verb := deletes(rest[1:]):
+            yield "HIGH", f"{rest[0]} {verb} deletes something"
     else:
         yield from source_risk(command, rest[:1])
         if command.input:
@@ -114,7 +149,7 @@ def _walk(interpreter: Interpreter, words: Sequence[str]) -> tuple[list[str], li
         name, equals, value = word.partition("=")
         following = words[at + 1] if at + 1 < len(words) else ""
         at += 1
-        if name in interpreter.names:
+        if name in interpreter.names or (interpreter.loose and _is_loosely_code(name)):
             codes.append(value if equals else following)
             at += not equals
         elif name in interpreter.takes:
@@ -131,6 +166,8 @@ def _walk(interpreter: Interpreter, words: Sequence[str]) -> tuple[list[str], li
                         return codes, list(words[at:]), word[index:] or following
                     break
     rest = list(words[at:])
+    if interpreter.permutes:
+        codes += values_of(rest, *interpreter.names)
     if rest and rest[0] in interpreter.verbs:
         codes.append(" ".join(rest[1:]))
     return codes, rest, ""

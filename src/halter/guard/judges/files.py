@@ -1,12 +1,14 @@
 """Programs that write, move and delete files and whole disks."""
 
 import posixpath
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from halter.guard.commands import UNKNOWN, Command, found_roots
+from halter.guard.commands import EXECUTES, UNKNOWN, Command, found_roots
 from halter.guard.judges.found import Found, Judge, Runs, has, is_path, operands, values_of
 from halter.guard.places import is_root, normal, path_risk
+from halter.guard.program_names import program_of
 
 
 def _placed(command: Command, paths: Sequence[str]) -> list[str]:
@@ -19,6 +21,9 @@ def _placed(command: Command, paths: Sequence[str]) -> list[str]:
 def _rm(command: Command) -> Iterator[Found]:
     words = command.argv[1:]
     recursive = has(words, "rR", "--recursive")
+    named = _placed(command, operands(words))
+    if UNKNOWN in named and any(map(is_root, named)):
+        yield "CRITICAL", "rm of whatever is found in a home or a system"
     for given in operands(words):
         [path] = _placed(command, [given])
         where = normal(path)
@@ -52,7 +57,7 @@ def _rights(command: Command) -> Iterator[Found]:
     paths = _placed(command, paths)
     if recursive:
         yield "CRITICAL" if any(map(is_root, paths)) else "HIGH", "rights of whole folders change"
-    elif mode.lstrip("0") in {"777", "666"} or "s" in mode:
+    elif mode.lstrip("0") in {"777", "666"} or "s" in mode or re.fullmatch("0*[2-7][0-7]{3}", mode):
         yield "HIGH", f"the mode {mode} gives rights to everybody"
     else:
         yield "MEDIUM", "rights of files change"
@@ -75,6 +80,11 @@ def _writer(command: Command) -> Iterator[Found]:
 
 def _truncate(command: Command) -> Iterator[Found]:
     yield "MEDIUM", "files are cut"
+    yield from _writer(command)
+
+
+def _patch(command: Command) -> Iterator[Found]:
+    yield "MEDIUM", "files are changed as another file says"
     yield from _writer(command)
 
 
@@ -114,10 +124,14 @@ def _rsync(command: Command) -> Iterator[Found]:
     yield from path_risk(target, "write")
 
 
+_DELETERS: Final = frozenset({"rm", "unlink", "shred", "srm", "wipe", "truncate"})
+
+
 def _find(command: Command) -> Iterator[Found]:
     words = command.argv[1:]
     roots = _placed(command, found_roots(command.argv))
-    if "-delete" in words:
+    executed = {program_of(words[at + 1]) for at, word in enumerate(words[:-1]) if word in EXECUTES}
+    if "-delete" in words or executed & _DELETERS:
         yield "CRITICAL" if any(map(is_root, roots)) else "HIGH", "find deletes what it finds"
     for path in values_of(words, "-fprint", "-fprint0", "-fprintf", "-fls"):
         yield from path_risk(path, "write")
@@ -201,7 +215,7 @@ FILES: Final[Mapping[str, Judge]] = {
     **dict.fromkeys(("rm", "rmdir", "unlink", "srm"), _rm),
     **dict.fromkeys(("shred", "wipe"), _shred),
     **dict.fromkeys(("chmod", "chown", "chgrp", "chattr", "setfacl"), _rights),
-    **dict.fromkeys(("tee", "touch", "mkdir", "mkfifo", "mknod", "sponge", "split", "csplit", "patch"), _writer),
+    **dict.fromkeys(("tee", "touch", "mkdir", "mkfifo", "mknod", "sponge", "split", "csplit"), _writer),
     **dict.fromkeys(("cp", "ln", "install", "link"), _copier),
     **dict.fromkeys(("unzip", "7z", "7za", "cpio", "unrar", "bsdtar"), _unpacker),
     **dict.fromkeys(
@@ -212,6 +226,7 @@ FILES: Final[Mapping[str, Judge]] = {
         _disk,
     ),
     **dict.fromkeys(("zpool", "zfs", "btrfs"), _pool),
+    "patch": _patch,
     "truncate": _truncate,
     "fallocate": _truncate,
     "dd": _dd,

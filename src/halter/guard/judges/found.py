@@ -1,6 +1,8 @@
 """What a judge of a program finds, and how it reads words: options, operands, values."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -21,6 +23,22 @@ class Mentions(msgspec.Struct, frozen=True):
 
 
 Found = Finding | Runs | Mentions
+
+_DELETING: Final = frozenset(
+    {
+        *("delete", "del", "destroy", "drop", "purge", "wipe", "erase", "remove", "rm", "nuke", "prune", "undefine"),
+        *("uninstall", "unregister", "unregistervm", "terminate", "truncate", "flush", "flushall", "flushdb", "fresh"),
+        *("reset", "decommission", "forget"),
+    }
+)
+_DELETING_OPTIONS: Final = re.compile(r"--?(?:delete|destroy|purge|remove|wipe|erase|drop)(?:-[\w-]+)?(?:=.*)?")
+_PARTS: Final = re.compile(r"[:_-]")
+_NAMING: Final = frozenset({"-k", "-m", "-t", "--name"})
+"""Options whose value is a name, and no verb."""
+_ABOUT: Final = frozenset({"install", "add", "get", "search", "show", "info", "help", "describe", "explain"})
+"""Verbs whose object is only named, as in `help delete`."""
+_VERBS: Final = 5
+_LONGEST_VERB: Final = 40
 Judge = Callable[[Command], Iterator[Found]]
 
 
@@ -64,6 +82,20 @@ def values_of(words: Sequence[str], *names: str) -> Iterator[str]:
                 break
 
 
+def deletes(words: Sequence[str]) -> str:
+    """Name the word that says to delete, as the verbs of most programs do: `destroy`, `db:drop`, `--purge`."""
+    plain = [
+        word for at, word in enumerate(words) if not word.startswith("-") and not _NAMING & set(words[at - 1 : at])
+    ]
+    for before, word in zip(("", *plain), plain[:_VERBS], strict=False):
+        if len(word) > _LONGEST_VERB or set(word) & set("/= ") or before in _ABOUT:
+            continue
+        # What stands before a point is the name of a file, unless a verb stands behind it.
+        if _DELETING & set(_PARTS.split(word.lower().rpartition(".")[2])):
+            return word
+    return next((word for word in words if _DELETING_OPTIONS.fullmatch(word)), "")
+
+
 def is_path(word: str) -> bool:
     """Tell a word that names a file from a pattern or a sentence."""
     return " " not in word and ("/" in word or word.startswith((".", "~", "$HOME", "${HOME}")))
@@ -82,6 +114,8 @@ def verbs(high: str = "", critical: str = "", low: str = "", *, otherwise: bool 
             if word in words:
                 yield "HIGH", f"{command.program} {word} changes or deletes a lot"
         verb = next(iter(operands(words)), "")
+        if verb not in mild and deletes(words):
+            yield "HIGH", f"{command.program} {deletes(words)} deletes something"
         if otherwise and verb not in mild:
             yield "MEDIUM", f"{command.program} changes something outside"
 

@@ -92,8 +92,16 @@ def _listener(command: Command) -> Iterator[Found]:
 def _ssh(command: Command) -> Iterator[Found]:
     """Judge a way to another machine; what runs there is judged apart."""
     yield "MEDIUM", "something runs on another machine"
+    if command.is_fed:
+        yield "HIGH", "data goes to another machine"
     if has(command.argv[1:], "RLD"):
         yield "HIGH", "a way in or out is opened"
+
+
+def _mail(command: Command) -> Iterator[Found]:
+    yield "HIGH", "a message goes to somebody"
+    for path in (*values_of(command.argv[1:], "-a", "--attach"), *command.reads):
+        yield from path_risk(path, "read")
 
 
 NETWORK: Final[Mapping[str, Judge]] = {
@@ -101,5 +109,6 @@ NETWORK: Final[Mapping[str, Judge]] = {
     **dict.fromkeys(("http", "https", "xh", "xhs"), _httpie),
     **dict.fromkeys(("scp", "sftp"), _copy_over),
     **dict.fromkeys(("nc", "ncat", "netcat", "socat", "telnet"), _listener),
+    **dict.fromkeys(("mail", "mailx", "mutt", "sendmail", "msmtp", "swaks"), _mail),
     **dict.fromkeys(("ssh", "slogin", "autossh", "mosh"), _ssh),
 }

@@ -41,6 +41,9 @@ _READING: Final = frozenset(
 )
 
 
+_LOOKING: Final = frozenset({"-v", "--verbose", "show", "get-url", "status", "summary", "log", "view"})
+
+
 def setting_risk(key: str, value: str) -> Iterator[Found]:
     """Judge a setting of git: many name a program, and git runs it."""
     name = key.lower()
@@ -138,6 +141,10 @@ def _changing(verb: str, words: Sequence[str]) -> Iterator[Found]:
             yield "HIGH", "git worktree remove throws changes away"
         case "rm":
             yield "HIGH" if has(words, "rf", "--force") else "MEDIUM", "git rm deletes files"
+        case "remote" | "submodule" | "bisect" if set(words[:1]) <= _LOOKING:
+            return
+        case "submodule" | "apply" if has(words, "f", "--force", "--all", "--unsafe-paths"):
+            yield "HIGH", f"git {verb} throws changes away, or writes anywhere"
         case "remote" | "submodule" | "apply" | "am" | "bisect" | "lfs" | "daemon" | "svn" | "p4" | "credential":
             yield "MEDIUM", f"git {verb} changes something outside"
         case _ if verb in _READING:

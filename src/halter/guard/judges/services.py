@@ -106,28 +106,46 @@ def _container(command: Command) -> Iterator[Found]:
 
 
 _container_verbs: Final = verbs(
-    "prune rm rmi down kill",
+    "prune rm rmi down kill push",
     low="ps images logs inspect version info diff top stats port history search events context ls",
 )
 _kubernetes: Final = verbs(
-    "delete drain cordon taint replace apply",
+    "delete drain cordon taint replace apply patch scale undo set edit",
     low="get describe logs version explain top api-resources api-versions cluster-info config diff",
 )
 _cloud: Final = verbs(
     "rm rb delete terminate-instances remove destroy purge",
     "delete-bucket delete-db-instance delete-stack delete-table delete-user delete-cluster delete-vault deactivate",
+    otherwise=False,
 )
+_ASKS: Final = re.compile(r"(?:ls|list|get|describe|show|head|help|version|whoami|info|config|lsd|lsf|ps|logs)(?:-.*)?")
 
 
 def _ssh_of_cloud(command: Command) -> Iterator[Found]:
     for line in values_of(command.argv[1:], "--command", "--parameters"):
         yield Runs(line)
-    if any(word.startswith("delete-") for word in command.argv[1:]):
+    words = operands(command.argv[1:])
+    if any(word.startswith("delete-") for word in words):
         yield "HIGH", "something in a cloud is deleted"
+    if command.program == "rclone" and words[:1] and words[0] in {"sync", "move", "moveto", "dedupe", "cleanup"}:
+        yield "HIGH", f"rclone {words[0]} deletes what the other side does not have"
+    asks = any(_ASKS.fullmatch(word) for word in words[:4])
+    if words[:1] == ["iam"] and not asks:
+        yield "HIGH", "rights in a cloud change"
+    if not asks:
+        yield "MEDIUM", f"{command.program} changes something outside"
     yield from _cloud(command)
 
 
-_SHELL_OF_CLIENT: Final = re.compile(r"(?:\\!|^\s*\.(?:shell|system)|^\s*system|^\s*!)\s*(.*)", re.MULTILINE)
+_SHELL_OF_CLIENT: Final = re.compile(
+    r"(?:\\!|^\s*\.(?:shell|system)|^\s*system|^\s*!|(?:\\(?:o|g|copy)|\.(?:once|output|import))[^\n|]*\|)\s*(.*)"
+    r"|(?i:\bprogram)\s+'([^']*)'",
+    re.MULTILINE,
+)
+_WRITTEN_BY_CLIENT: Final = re.compile(
+    r"(?i:\bwritefile\s*\(\s*|\binto\s+(?:out|dump)file\s+|\bcopy\b[^;]*\bto\s+)'([^']*)'"
+)
+_LOADED_BY_CLIENT: Final = re.compile(r"(?i:\bload_extension\s*\(|^\s*\.load\b|^\s*load\s+')", re.MULTILINE)
 
 
 def _database(command: Command) -> Iterator[Found]:
@@ -139,13 +157,20 @@ def _database(command: Command) -> Iterator[Found]:
         yield from sql_risk(statement)
         for found in _SHELL_OF_CLIENT.finditer(statement):
             yield "HIGH", f"{command.program} runs a program"
-            yield Runs(found[1])
+            yield Runs(found[1] or found[2] or "")
+        for found in _WRITTEN_BY_CLIENT.finditer(statement):
+            yield from path_risk(found[1], "write")
+        if _LOADED_BY_CLIENT.search(statement):
+            yield "HIGH", f"{command.program} loads a library"
     if command.is_fed and command.input is None:
         yield "HIGH", f"{command.program} runs statements that were not looked at"
     if any(True for _ in values_of(words, "-f", "--file")):
         yield "MEDIUM", f"{command.program} runs a file that was not looked at"
 
 
+_REDIS_READS: Final = frozenset(
+    {"GET", "MGET", "KEYS", "SCAN", "INFO", "TTL", "TYPE", "EXISTS", "LRANGE", "HGETALL", "HGET", "SMEMBERS", "PING"}
+)
 _REDIS: Final = frozenset({"FLUSHALL", "FLUSHDB", "SHUTDOWN"})
 
 
@@ -153,6 +178,8 @@ def _redis(command: Command) -> Iterator[Found]:
     words = {word.upper() for word in (*command.argv[1:], *(command.input or "").split())}
     if words & _REDIS:
         yield "CRITICAL", "a whole database is emptied or stopped"
+    elif not command.is_fed and operands(command.argv[1:])[:1] and words & _REDIS_READS:
+        return
     elif words & {"DEL", "UNLINK", "CONFIG", "EVAL", "DEBUG", "SLAVEOF", "REPLICAOF", "MODULE"}:
         yield "HIGH", "a database is changed"
     else:
@@ -186,6 +213,8 @@ _REMOVES: Final = frozenset(
         "-P",
         "--purge",
         "del",
+        "delete",
+        "rollback",
         "-Rns",
         "-Rs",
     }
@@ -210,7 +239,23 @@ _LISTS: Final = frozenset(
             "config",
             "tree",
         ),
-        *("audit", "--version", "-V", "version", "-l", "-L", "-Q", "-Qi", "-qa", "-q", "-s", "policy", "depends"),
+        *(
+            "audit",
+            "--version",
+            "-V",
+            "version",
+            "status",
+            "history",
+            "-l",
+            "-L",
+            "-Q",
+            "-Qi",
+            "-qa",
+            "-q",
+            "-s",
+            "policy",
+            "depends",
+        ),
     }
 )
 
@@ -289,10 +334,12 @@ def _forge(command: Command) -> Iterator[Found]:
     words = operands(command.argv[1:])
     if "delete" in words[:3] or {"merge", "archive", "transfer", "rename"} & set(words[1:2]):
         yield "HIGH", f"{command.program} {' '.join(words[:2])} cannot be taken back"
+    elif {"secret", "variable", "workflow", "ssh-key", "gpg-key"} & set(words[:1]) and "list" not in words[1:2]:
+        yield "HIGH", f"{command.program} {' '.join(words[:2])} changes what runs, or who may"
     elif words[:1] == ["api"]:
         for method in values_of(command.argv[1:], "-X", "--method"):
-            if method.upper() == "DELETE":
-                yield "HIGH", "DELETE deletes something outside"
+            if method.upper() != "GET":
+                yield "HIGH", f"{method.upper()} changes something outside"
         yield "MEDIUM", f"{command.program} api"
     elif words[1:2] and words[1] not in {"list", "view", "status", "diff", "checks", "watch"}:
         yield "MEDIUM", f"{command.program} changes something outside"
@@ -322,7 +369,7 @@ SERVICES: Final[Mapping[str, Judge]] = {
     **dict.fromkeys(
         _names(
             "pip pip3 pipx uv conda mamba micromamba poetry pdm npm pnpm yarn gem apt apt-get aptitude dnf yum zypper "
-            "pacman apk brew port snap flatpak dpkg rpm easy_install composer luarocks opam nix-env helm"
+            "pacman apk brew port snap flatpak dpkg rpm easy_install composer luarocks opam nix-env helm twine"
         ),
         _packages,
     ),
