@@ -13,7 +13,9 @@ from typer.testing import CliRunner, Result
 from halter.cli import build
 from halter.drills import DRILLS, find
 from halter.drills.broken import DrillBroken, in_words
-from halter.drills.drill import Setting
+from halter.drills.children import children
+from halter.drills.drill import Setting, own_store
+from halter.drills.folders import spend_in_folders
 from halter.drills.takeover import TOGETHER
 from halter.testing.postgres import throwaway_cluster
 
@@ -77,7 +79,7 @@ def halter(*arguments: str) -> Result:
 @pytest.mark.parametrize(("name", "kind"), ON_ALL_STORES)
 def test_a_drill_finds_nothing_wrong_and_leaves_nothing_behind(name: str, kind: str, url: str) -> None:
     told: list[tuple[int, int]] = []
-    result = find(name).run(Setting(url, FEW[name], progress=lambda done, total, _: told.append((done, total))))
+    result = find(name).run(Setting(url, FEW[name], progress=lambda done, total, note: told.append((done, total))))
     assert (result.drill, result.store) == (name, kind)
     assert result.cases >= FEW[name]
     assert (result.violations, result.detail["violations"]) == (0, [])
@@ -90,7 +92,7 @@ def test_a_drill_finds_nothing_wrong_and_leaves_nothing_behind(name: str, kind: 
 def test_a_drill_on_a_server_does_its_work_there(name: str, postgres_url: str) -> None:
     written: list[int] = []
 
-    def look(*_: object) -> None:
+    def look(done: int, total: int, note: str) -> None:
         with psycopg.connect(postgres_url) as server:
             query = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'halter_drill%'"
             counts = [
@@ -119,6 +121,17 @@ def test_a_drill_with_teeth_finds_what_was_broken(name: str, kind: str, url: str
     assert result.violations > 0
     told = result.detail["violations"]
     assert any(re.search(BITES[name], sentence) for sentence in told), told
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def test_the_race_finds_processes_that_obey_the_file_in_their_own_folder(kind: str, url: str) -> None:
+    found: dict[bool, list[str]] = {}
+    for broken in (False, True):
+        with own_store(Setting(url)) as ground, children("halter.drills.folders") as started:
+            assert ground.kind == kind
+            found[broken], _ = spend_in_folders(ground, started, broken=broken)
+    assert found[False] == []
+    assert "the store's policy allows 120000" in found[True][0]
 
 
 def test_zombies_that_are_let_through_do_not_stop_the_drill_from_going_on_with_the_next() -> None:

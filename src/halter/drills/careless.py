@@ -1,14 +1,51 @@
-"""A purse with a mistake in it, for the teeth of the race."""
+"""Purses with a mistake in them, for the teeth of the race."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
 
 from halter.core.clock import Clock
 from halter.core.events import AnyEvent, CallStarted, CostCapReached
-from halter.core.ids import session_stream
+from halter.core.ids import Digest, session_stream
 from halter.core.money import BudgetRow, CapReached, Leg, MustWait, reserve
-from halter.core.ports import Draft, Lease, Query, Store, Write
+from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import rows_of_hold
+from halter.core.row import Row
+from halter.core.rows import FleetPolicyRow
 from halter.drills.spenders import surely
 from halter.guard.purse import PATIENCE, Held, Intent, Purse, Refused, StillHeld, intent_id
 from halter.state.session import InFlight
+
+R = TypeVar("R", bound=Row)
+
+
+class ObeysItsFolder(Purse):
+    """The mistake that the race must see in folders: a process goes by the caps that it has read itself."""
+
+    def _intending(self, lease: Lease, intent: Intent, body: tuple[bytes | None, Digest | None], attempt: int) -> Write:
+        write = super()._intending(lease, intent, body, attempt)
+
+        def decide(rows: Rows) -> Sequence[Draft]:
+            return write.decide(_WithoutPolicy(rows))
+
+        return msgspec.structs.replace(write, decide=decide)
+
+
+class _WithoutPolicy:
+    """The locked rows, without the one of the store's policy."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    @property
+    def now(self) -> int:
+        """The store's time."""
+        return self._rows.now
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        """Return a row, and none for the policy."""
+        return None if kind is FleetPolicyRow else self._rows.get(kind, *key)
 
 
 class CheckThenSpend(Purse):

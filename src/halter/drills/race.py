@@ -1,8 +1,9 @@
 """Money under contention: many sessions, processes, crashes and repeats on shared caps.
 
-Four parts. Seeded runs in virtual time, each of which replays from its number. Crowds, in virtual time too, that hold
+Five parts. Seeded runs in virtual time, each of which replays from its number. Crowds, in virtual time too, that hold
 four times what they spend and must use nearly all of one cap. Then both again with real processes on the real store,
-some of which are killed.
+some of which are killed. Last, real processes in folders whose own `halter.yaml` says other caps than the store's
+policy.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from halter.drills.checker import Found, check, found_at, paid
 from halter.drills.children import Child, Children, Pipe, children
 from halter.drills.crowds import ONE_CAP, cap_change, patience, planned, quarrel
 from halter.drills.drill import Drill, Ground, Result, Setting, own_store, result
+from halter.drills.folders import spend_in_folders
 from halter.drills.simulated import PROCESSES, ROUGH, Race, simulated
 from halter.drills.spenders import Crowd, Worker, begin
 from halter.guard.purse import Purse
@@ -46,7 +48,7 @@ def run(setting: Setting) -> Result:
     """Run all parts on a store of the drill's own."""
     seeds = SEEDS if setting.seeds is None else setting.seeds
     crowds = -(-seeds // CROWDS_EVERY)
-    total = seeds + crowds + 2
+    total = seeds + crowds + 3
     violations: list[str] = []
     counts: Counter[str] = Counter()
     with own_store(setting) as ground, children(__name__) as started:
@@ -72,6 +74,8 @@ def _reports(ground: Ground, started: Children, seeds: int, crowds: int, purse: 
     ground.fresh()
     (ground.folder / BILLS).unlink()
     yield _for_real(ground, started, patience(seeds, **REAL), purse, rough=False)
+    ground.fresh()
+    yield spend_in_folders(ground, started, broken=purse is not Purse)
 
 
 def _virtual(pipe: Pipe, seeds: Sequence[int], crowds: Sequence[int], purse: type[Purse]) -> None:
