@@ -7,7 +7,10 @@ import msgspec
 import pytest
 
 from halter.app.asking import Handled
+from halter.app.policy import adoption
 from halter.app.triggered import Made
+from halter.config.fleet import fleet_of
+from halter.config.load import load_bytes
 from halter.core.clock import DAY, HOUR
 from halter.core.events import TriggerMade
 from halter.core.ids import trigger_stream
@@ -16,6 +19,7 @@ from halter.core.schedules import Timing
 from halter.core.task_rows import TriggerRow
 from halter.core.tasks import Schedule
 from halter.guard.approvals import Open, Planned, about_trigger, ask, decide, needs_you
+from halter.guard.policies import adopt_first
 from halter.testing.world import World
 from tests.story.fronts import Front, front
 
@@ -187,3 +191,12 @@ async def test_what_earlier_tasks_cost_stands_beside_the_most_that_it_may_cost(w
         told = await desk.answer("every day at 9 check the mail")
         most = "at most $1.00 a run and at most $30.00 in thirty days, bounded by every cap"
         assert f"Cost: {most}; its last 5 tasks cost $0.002 on average" in told
+
+
+async def test_its_cost_is_bounded_by_the_policy_that_the_store_has_by_now(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        tighter = fleet_of(load_bytes(b"limits: {max_cost_usd_per_day: 0.05}", "halter.yaml"))
+        await world.store.commit(adopt_first(adoption(tighter, "ada")))
+        told = await desk.answer("every day at 9 check the mail")
+        assert "Cost: at most $1.00 a run and at most $1.50 in thirty days, bounded by every cap" in told

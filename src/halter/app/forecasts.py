@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from halter.app.agent import OWN_TOOLS
+from halter.app.policy import stored_policy
 from halter.app.runs import FROM_FILE, digest_of
 from halter.app.succession import is_bounded
 from halter.app.triggered import Made, read_made
@@ -30,6 +31,7 @@ from halter.core.spec import Resolved
 from halter.core.task_rows import TriggerRow
 from halter.core.tasks import Schedule, caps_of, trigger_id
 from halter.core.usage import ModelName, Unpriced
+from halter.guard.policies import caps_under
 
 NIGHT: Final = 12 * HOUR
 MONTH: Final = 30 * DAY
@@ -100,6 +102,7 @@ async def clockwork_of(
     """Find out what the clock alone makes an agent do."""
     runs_alone, under_way = read.pacing.autonomy.enabled, await _under_way(store, policy)
     begins = runs_alone and not any(row.kind == "autonomous" for row in under_way)
+    policy = await within_policy(store, policy)
     cap = policy.caps.session.max_cost_usd
     return Clockwork(
         agent=policy.name,
@@ -109,6 +112,11 @@ async def clockwork_of(
         schedules=await _schedules(store, policy, read, now),
         free=is_free(policy, read, folder, environ),
     )
+
+
+async def within_policy(store: Store, policy: Resolved) -> Resolved:
+    """Lower the fleet's caps to those that the store's policy has by now: every hold is checked against them."""
+    return msgspec.structs.replace(policy, caps=caps_under(policy.caps, await stored_policy(store)))
 
 
 async def balances_of(store: Store, work: Clockwork, now: int) -> Balances:

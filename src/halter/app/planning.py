@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from halter.app.forecasts import MONTH, balances_of, mean_cost, runs_of, shown_most
+from halter.app.forecasts import MONTH, balances_of, mean_cost, runs_of, shown_most, within_policy
 from halter.app.runs import digest_of
 from halter.app.speaking import Speaking
 from halter.app.triggered import made_of
@@ -96,7 +96,8 @@ async def _taken(speaking: Speaking, name: str) -> bool:
 
 async def _cost(speaking: Speaking, schedule: Schedule, said: Scheduled, now: int) -> str:
     """Say what it costs at most, and what earlier tasks cost."""
-    policy, store = speaking.agent.policy, speaking.store
+    store = speaking.store
+    policy = await within_policy(store, speaking.agent.policy)
     work = Clockwork(agent=policy.name, caps=policy.caps, schedules=(runs_of(policy, schedule, said.timing),))
     found = forecast(work, await balances_of(store, work, now), now, now + MONTH)
     run = least([policy.caps.session.max_cost_usd, found.most])

@@ -46,7 +46,11 @@ def legs_within(legs: tuple[Leg, ...], rows: Rows) -> tuple[Leg, ...]:
 
 def caps_within(caps: Caps, rows: Rows) -> Caps:
     """Lower the fleet's caps to those of the store's policy."""
-    row = rows.get(FleetPolicyRow, FLEET) if caps.fleet else None
+    return caps_under(caps, rows.get(FleetPolicyRow, FLEET) if caps.fleet else None)
+
+
+def caps_under(caps: Caps, row: FleetPolicyRow | None) -> Caps:
+    """Lower the fleet's caps to those of a policy, if there is one."""
     if row is None:
         return caps
     fleet = tuple(Cap(row.lower(cap.per, cap.max_cost_usd), cap.per) for cap in caps.fleet)
