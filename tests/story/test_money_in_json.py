@@ -137,6 +137,7 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
         ("schedules", "list"): (), ("schedules", "run"): ("desk/nothing",), ("schedules", "cancel"): ("desk/nothing",),
         ("schedules", "retry"): ("desk/nothing", "nothing"), ("route",): ("~/desk", "what have you spent?"),
         ("audit",): (), ("verify",): (), ("erase",): ("--session", session, "--yes"), ("doctor",): ("~/desk",),
+        ("store", "accept"): (),
         ("schema",): ("agent",), ("tokens", "list"): (), ("tokens", "add"): ("script", "--role", "viewer"),
         ("tokens", "remove"): ("script",), ("trust",): ("~/desk",),
     }  # fmt: skip

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from halter.core.clock import SECOND
-from halter.core.events import CapChanged
+from halter.core.events import CallStarted
 from halter.core.ids import FLEET
-from halter.core.money import Account
 from halter.core.ports import Draft, Write
-from halter.core.project import budget_key
-from halter.journal.checkpoints import RETRY, Checkpointer, Machine
+from halter.journal.checkpoints import AT_ONCE, RETRY, Checkpointer, Machine, newest_first
 from halter.journal.keys import public_key_path, public_keys, signing_key
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
@@ -57,6 +55,32 @@ def test_a_checkpoint_is_written_at_each_sessions_end(desk: "Desk") -> None:
     checkpointer.saw([desk.event("a", 2)])
     checkpointer.saw([desk.event("a", 3, "session_ended")])
     assert desk.heads() == [{"a": 1}, {"a": 3}]
+
+
+@pytest.mark.parametrize("kind", sorted(AT_ONCE))
+def test_what_a_person_said_is_checkpointed_with_its_own_commit(desk: "Desk", kind: str) -> None:
+    checkpointer = desk.checkpointer()
+    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.saw([desk.event("fleet", 1, kind)])
+    assert desk.heads() == [{"a": 1}, {"fleet": 1}]
+
+
+def test_a_checkpoint_names_the_stream_that_was_committed_to_last(desk: "Desk") -> None:
+    checkpointer = desk.checkpointer()
+    checkpointer.saw([desk.event("b", 1)])
+    checkpointer.saw([desk.event("b", 2), desk.event("a", 1), desk.event("b", 3), desk.event("a", 2)])
+    checkpointer.flush()
+    assert [(line.last, line.heads[str(line.last)][0]) for line in desk.lines()] == [("b", 1), ("a", 2)]
+
+
+def test_lines_are_read_from_the_newest_to_the_oldest_also_across_blocks_and_a_torn_end(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    lines = [bytes([97 + number % 26]) * (number * 997 % 9_000 + 1) for number in range(60)]
+    path.write_bytes(b"".join(line + b"\n" for line in lines) + b"torn")
+    assert list(newest_first(path)) == lines[::-1]
+    path.write_bytes(b"torn")
+    assert list(newest_first(path)) == []
+    assert list(newest_first(tmp_path / "missing")) == []
 
 
 def test_a_checkpoint_is_on_the_disk_before_anybody_relies_on_it(desk: "Desk") -> None:
@@ -274,9 +298,8 @@ def test_lines_longer_than_a_block_are_continued_rightly(desk: "Desk") -> None:
     assert [line.number for line in desk.lines()] == [1, 2, 3]
 
 
-def cap(key: str) -> Write:
-    changed = CapChanged(scope="fleet", window="", unit="usd", cap=5, by="ann")
-    return Write(FLEET, key, lambda _: [Draft(changed)], [budget_key(Account("fleet", "", "usd"))])
+def note(key: str) -> Write:
+    return Write(FLEET, key, lambda _: [Draft(CallStarted(call=key, tool="search"))])
 
 
 @pytest.mark.parametrize("how", ["inline", "in threads"])
@@ -284,9 +307,9 @@ async def test_a_store_tells_its_observers_and_flushes_them_when_it_closes(desk:
     engine = MemoryEngine(now=lambda: desk.now, new_id=lambda: desk.store_id)
     store = JournalStore(engine, inline=how == "inline", observers=[desk.checkpointer()])
     for number in range(3):
-        await store.commit(cap(f"key{number}"))
+        await store.commit(note(f"key{number}"))
     assert desk.heads() == [{"fleet": 1}]
-    await store.commit(cap("key0"))
+    await store.commit(note("key0"))
     await store.close()
     assert desk.heads() == [{"fleet": 1}, {"fleet": 3}]
 
@@ -309,7 +332,7 @@ async def test_a_store_flushes_its_observers_by_a_timer(desk: "Desk") -> None:
 
     engine = MemoryEngine(now=lambda: desk.now, new_id=lambda: desk.store_id)
     store = JournalStore(engine, observers=[Timed()])
-    await store.commit(cap("key"))
+    await store.commit(note("key"))
     await flushed.wait()
     await store.close()
 
@@ -319,7 +342,7 @@ async def test_a_failing_place_refuses_no_commit(desk: "Desk") -> None:
     checkpointer = desk.checkpointer(every_events=1)
     desk.folder.rmdir()
     store = JournalStore(engine, observers=[checkpointer])
-    assert (await store.commit(cap("key"))).events[0].seq == 1
+    assert (await store.commit(note("key"))).events[0].seq == 1
     assert (await store.read(FLEET))[0].key == "key"
     await store.close()
     assert checkpointer.problem != ""

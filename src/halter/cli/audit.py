@@ -55,7 +55,12 @@ def audit(
     if export:
         _export(export, cursor, back, wanted, store, follow=follow)
     elif follow:
-        with_app(store, lambda app: _followed(app, back, wanted, _print_json if as_json else _print), following=True)
+        with_app(
+            store,
+            lambda app: _followed(app, back, wanted, _print_json if as_json else _print),
+            following=True,
+            despite_doubt=True,
+        )
     else:
         _show(back, wanted, store, as_json=as_json)
 
@@ -73,7 +78,7 @@ def _show(back: int, wanted: Wanted, store: str | None, *, as_json: bool) -> Non
     async def job(app: App) -> list[AuditEntry]:
         return [entry(row) async for row in auditing.audit(desk_of(app), _from(app, back, wanted))]
 
-    entries = with_app(store, job)
+    entries = with_app(store, job, despite_doubt=True)
     if as_json:
         answer_json(entries)
         return
@@ -173,7 +178,7 @@ def _export(target: str, cursor: str, back: int, wanted: Wanted, store: str | No
             else:
                 await _put_past(app, _from(app, back, wanted), put)
 
-    with_app(store, job, following=follow)
+    with_app(store, job, following=follow, despite_doubt=True)
     if target != OUTPUT:
         say(f"Exported {counted(count, 'row')} to {target}.")
 

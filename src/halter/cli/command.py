@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -31,6 +32,9 @@ CODES: Final[Mapping[NotDoneWhy, int]] = {
     "refused": NOT_FINE,
     "forbidden": NOT_FINE,
 }
+
+Opening = Callable[[], AbstractAsyncContextManager[App]]
+"""Tries to open a store."""
 
 BACK: Final = "The store is back, and everything goes on."
 
@@ -80,6 +84,7 @@ def with_app(
     patient: bool = False,
     settings: Settings | None = None,
     runs: str = "",
+    despite_doubt: bool = False,
 ) -> T:
     """Do a job on a store that is there, with everything opened and closed around it.
 
@@ -92,6 +97,8 @@ def with_app(
     Whoever is `patient` waits for a store that is away, as it will later when the store goes away.
     What has places of its own brings its `settings` along.
     A command that `runs` sessions says how they go on after a sentinel had to end it.
+    A store that lacks what its checkpoints know is refused. What only looks, or stops something, goes on
+    `despite_doubt`, and says so.
     """
 
     async def main() -> tuple[T, str]:
@@ -101,7 +108,12 @@ def with_app(
         hurries = replace(places, store=hurried(places.store))
         async with AsyncExitStack() as stack:
             pulse = await stack.enter_async_context(_watched(hurries.store, runs))
-            app = await (_waited_for if patient else _opened)(hurries, stack, pulse, acts=acts)
+            opening = partial(
+                open_app, hurries, environ=os.environ, pulse=pulse, acts=acts, despite_doubt=despite_doubt
+            )
+            app = await (_waited_for(opening, stack) if patient else stack.enter_async_context(opening()))
+            if app.doubt is not None and warned:
+                warn(app.doubt.sentence())
             if app.policy is not None and (told := app.policy.announced() or app.policy.told()):
                 warn(told)
             app.trouble.tell = _tell_of_store
@@ -128,16 +140,12 @@ async def _watched(store: str, runs: str) -> AsyncGenerator[Pulse]:
         yield pulse
 
 
-async def _opened(places: Settings, stack: AsyncExitStack, pulse: Pulse, *, acts: bool) -> App:
-    return await stack.enter_async_context(open_app(places, environ=os.environ, pulse=pulse, acts=acts))
-
-
-async def _waited_for(places: Settings, stack: AsyncExitStack, pulse: Pulse, *, acts: bool) -> App:
+async def _waited_for(opening: Opening, stack: AsyncExitStack) -> App:
     """Open a store as soon as it is there, and tell once what is waited for."""
     told = ""
     while True:
         try:
-            app = await _opened(places, stack, pulse, acts=acts)
+            app = await stack.enter_async_context(opening())
         except StoreUnavailable as away:
             if str(away) != told:
                 told = str(away)

@@ -93,7 +93,8 @@ async def _store(settings: Settings) -> "tuple[list[Check], Fleet | None]":
 
     try:
         refuse_missing(settings.store)
-        async with open_app(replace(settings, store=hurried(settings.store)), environ=os.environ, acts=False) as app:
+        places = replace(settings, store=hurried(settings.store))
+        async with open_app(places, environ=os.environ, acts=False, despite_doubt=True) as app:
             return [check async for check in store_checks(app)], await policy_here(app)
     except HalterError as error:
         return [problem(STORE, str(error))], None

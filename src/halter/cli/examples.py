@@ -62,6 +62,8 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "route": ('halter route clerk "What is 17 * 23?"',),
     "audit": ("halter audit --since 24h", "halter audit --export audit.jsonl --cursor siem"),
     "verify": ("halter verify", "halter verify --rebuild"),
+    "store": ("halter store", 'halter store accept --reason "restored the backup of Monday"'),
+    "store accept": ("halter store accept", 'halter store accept --reason "restored the backup of Monday" --yes'),
     "erase": ("halter erase --session clerk-2 --yes", "halter erase --older-than 90d --yes"),
     "drill": ("halter drill race --seeds 5", "halter drill tamper --json"),
     "doctor": ("halter doctor", "halter doctor clerk --json"),

@@ -47,7 +47,7 @@ def export(
         return sessions, await app.store.study(lambda view: _write(view, sessions, output, app.clock.now(), tell))
 
     with patience("Exporting", quiet=as_json) as tell:
-        sessions, events = with_app(store, lambda app: job(app, tell))
+        sessions, events = with_app(store, lambda app: job(app, tell), despite_doubt=True)
     if output == OUTPUT:
         return
     if as_json:

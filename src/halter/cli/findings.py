@@ -42,7 +42,7 @@ def show(
         wanted = (await session_meant(app, session)).session if session else ""
         return await findings(desk_of(app), wanted, limit)
 
-    show_left(with_app(store, job), "Nothing was found yet.", as_json=as_json)
+    show_left(with_app(store, job, despite_doubt=True), "Nothing was found yet.", as_json=as_json)
 
 
 def keep(

@@ -59,7 +59,7 @@ def verify(
         return report, False
 
     with patience("Verifying", quiet=as_json) as tell:
-        report, rebuilt = with_app(store, lambda app: job(app, tell))
+        report, rebuilt = with_app(store, lambda app: job(app, tell), despite_doubt=True)
     if as_json:
         answer_json(report)
     else:

@@ -34,7 +34,7 @@ def sessions(
     async def job(app: App) -> tuple[Sequence[SessionRow], int]:
         return await looking.sessions(desk_of(app), limit=limit), app.clock.now()
 
-    rows, now = with_app(store, job)
+    rows, now = with_app(store, job, despite_doubt=True)
     if as_json:
         answer_json(rows)
         return
@@ -68,7 +68,7 @@ def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOp
 
     That is all that is known of it: nothing happened that does not stand here. What was erased is marked as such.
     """
-    events = with_app(store, lambda app: _events(app, session))
+    events = with_app(store, lambda app: _events(app, session), despite_doubt=True)
     if as_json:
         answer_json([as_object(stored) for stored in events])
         return

@@ -48,7 +48,7 @@ def show(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """
     from halter.app.desk.left import proposals
 
-    found = with_app(store, lambda app: proposals(desk_of(app)))
+    found = with_app(store, lambda app: proposals(desk_of(app)), despite_doubt=True)
     show_left(found, "No agent has proposed anything yet.", as_json=as_json)
 
 

@@ -59,7 +59,7 @@ def receipt(
         return await looking.receipt(desk_of(app), (await session_meant(app, session)).session)
 
     with patience("Working the receipt out", quiet=as_json):
-        made = with_app(store, job)
+        made = with_app(store, job, despite_doubt=True)
     if html:
         saying_errors(lambda: write_private(html, page(f"Receipt of {made.session}", sheet_of(made))))
     if as_json:

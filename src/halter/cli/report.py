@@ -44,7 +44,7 @@ def report(
             await app.store.commit(send(agent, channel, message_of(made), app.ids.new()))
         return made
 
-    made = with_app(store, job)
+    made = with_app(store, job, despite_doubt=True)
     if html:
         saying_errors(lambda: write_private(html, page(title(made), sheet_of(made))))
     if as_json:

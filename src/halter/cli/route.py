@@ -60,5 +60,7 @@ def _routed(folder: Path, text: str, store: str | None) -> "tuple[str, Routed]":
         return written, (tuple(row.trigger.partition("/")[2] for row in rows), tuple(waiting))
 
     there = is_there(settings.store)
-    written, known = with_app(store, job) if there else (read_folder(folder, file or Fleet()), ((), ()))
+    written, known = (
+        with_app(store, job, despite_doubt=True) if there else (read_folder(folder, file or Fleet()), ((), ()))
+    )
     return written.policy.name, routed(text, surroundings_of(written, SystemClock().now(), *known))

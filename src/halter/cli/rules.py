@@ -40,7 +40,7 @@ def _show(store: str | None, *, as_json: bool) -> None:
     async def job(app: App) -> tuple[Sequence[RuleRow], int]:
         return await desk_rules.rules(desk_of(app)), app.clock.now()
 
-    rows, now = with_app(store, job)
+    rows, now = with_app(store, job, despite_doubt=True)
     if as_json:
         answer_json(rows)
         return
@@ -105,7 +105,7 @@ def offer(
         asked = await decision_meant(desk_of(app), decision)
         return asked.decision, offers(asked)
 
-    whole, found = with_app(store, job)
+    whole, found = with_app(store, job, despite_doubt=True)
     if as_json:
         answer_json(found)
         return

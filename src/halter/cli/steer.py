@@ -29,7 +29,7 @@ def halt(
     It holds for every process on the store, and until somebody resumes the scope. `halter halt fleet` stops all
     agents.
     """
-    known = with_app(store, lambda app: steering.halt(desk_of(app), scope, reason))
+    known = with_app(store, lambda app: steering.halt(desk_of(app), scope, reason), despite_doubt=True)
     if as_json:
         answer_json({"subject": scope, "done": True, "known": known})
         return
@@ -71,7 +71,7 @@ def cancel(
     async def job(app: App) -> steering.Cancelled:
         return await steering.cancel(desk_of(app), (await session_meant(app, session)).session, reason)
 
-    cancelled = with_app(store, job)
+    cancelled = with_app(store, job, despite_doubt=True)
     if as_json:
         answer_json({"subject": cancelled.session, "done": True, "ended": cancelled.came == "ended"})
     else:

@@ -55,7 +55,7 @@ def tail(
                 if over:
                     return
 
-    with_app(store, job, following=True)
+    with_app(store, job, following=True, despite_doubt=True)
 
 
 async def _following(app: App, stream: str, after: int | None) -> tuple[Follower, str]:

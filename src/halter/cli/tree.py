@@ -56,6 +56,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "Trust": {
         "audit": ("audit:audit", "Show who called which tool, and who agreed to it."),
         "verify": ("journal:verify", "Look for events that were altered, and mend tables."),
+        "store": ("store:build", "Tell whether the store lacks anything; go on without it."),
         "erase": ("journal:erase", "Erase what was said in sessions that have ended."),
         "drill": ("drill:drill", "Prove a promise on this machine."),
         "doctor": ("doctor:doctor", "Check all that a night without anybody watching needs."),

@@ -271,7 +271,7 @@ def off(
         name, known = await _meant(app, agent)
         return name, known, await switch(desk_of(app), name, on=False, reason=reason)
 
-    name, known, stopped = with_app(store, job)
+    name, known, stopped = with_app(store, job, despite_doubt=True)
     if as_json:
         answer_json({"agent": name, "on": False, "known": known, "stopped": stopped})
         return

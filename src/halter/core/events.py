@@ -433,6 +433,21 @@ class BodiesErased(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class StoreAccepted(Event, frozen=True, kw_only=True):
+    """A person goes on with a store that lacks what its checkpoints knew: `events` of them, until `known_at`.
+
+    `lacks` says in words what is missing.
+    """
+
+    KIND: ClassVar[str] = "store_accepted"
+
+    by: str
+    lacks: str
+    events: int = 0
+    known_at: int = 0
+    reason: str = ""
+
+
 class Unknown(msgspec.Struct, frozen=True):
     """An event of a kind or version that this program does not know: shown and verified, never folded."""
 
@@ -477,6 +492,7 @@ OfSessions = (
     | CapChanged
     | FleetPolicyAdopted
     | BodiesErased
+    | StoreAccepted
     | PhaseEntered
     | ContextGiven
     | DocumentRead

@@ -51,6 +51,7 @@ from halter.core.events import (
     SessionResumed,
     SessionStarted,
     SessionWoken,
+    StoreAccepted,
     ToolPinned,
     TurnEnded,
     TurnSkipped,
@@ -189,6 +190,7 @@ def _project(event: OfSessions, place: Place, known: Known) -> Iterator[Effect]:
             | DocumentRead()
             | JudgesChosen()
             | MessageRouted()
+            | StoreAccepted()
         ):
             pass
 

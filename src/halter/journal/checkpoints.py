@@ -10,7 +10,8 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,7 +21,19 @@ from typing import Final
 import msgspec
 
 from halter.core.clock import SECOND
-from halter.core.events import SessionEnded
+from halter.core.events import (
+    AgentSwitched,
+    CallSettled,
+    CapChanged,
+    DecisionMade,
+    HaltLifted,
+    HaltRequested,
+    RequestSettled,
+    RuleEnded,
+    RuleMade,
+    SessionEnded,
+    StoreAccepted,
+)
 from halter.core.ports import Stored
 from halter.journal.keys import SigningKey, signing_key
 
@@ -34,13 +47,31 @@ LOCK_PAUSES: Final = 10
 LOCK_PAUSES_AT_REST: Final = 50
 """How long another process's append is waited for, while a commit waits for this one and while none does."""
 
+AT_ONCE: Final = frozenset(
+    kind.KIND
+    for kind in (
+        *(SessionEnded, HaltRequested, HaltLifted, DecisionMade, RuleMade, RuleEnded),
+        *(CapChanged, AgentSwitched, StoreAccepted),
+    )
+)
+"""What is checkpointed with its own commit: what a person said must not be undone by an older copy of the store."""
+
+USD: Final = "usd"
+HALTS: Final = "halts"
+DENIALS: Final = "denials"
+
 _BLOCK: Final = 64 * 1024
 _LINE_ENDS: Final = 2
 """The last line is found between its own end and that of the line before it."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """One line: where the streams that had changed stood at a time, as [sequence number, hash]."""
+    """One line: where the streams that had changed stood at a time, as [sequence number, hash].
+
+    `last` is the stream that was committed to last: a store that has that event has all others of the line. `tally`
+    counts what the line vouches for: micro-dollars, halts, denials. By `accepted` a person gave up what earlier lines
+    knew: of each stream named, all after that sequence number.
+    """
 
     number: int
     at: int
@@ -49,6 +80,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
     previous: str
     key: str
     signature: str = ""
+    last: str | msgspec.UnsetType = msgspec.UNSET
+    tally: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    accepted: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
     def signed_bytes(self) -> bytes:
         """Tell what the signature is made over."""
@@ -75,6 +109,28 @@ def parsed(line: bytes) -> Checkpoint | None:
 def line_digest(line: bytes) -> str:
     """Digest a line, without its end, as the next one names it."""
     return sha256(line).hexdigest()
+
+
+def newest_first(path: Path) -> Iterator[bytes]:
+    """Read the whole lines of a file from its end, without their ends; what a crash left unfinished is passed over."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        start, rest = file.seek(0, os.SEEK_END), b""
+        torn = True
+        while start > 0:
+            size = min(_BLOCK, start)
+            start -= size
+            file.seek(start)
+            rest, *lines = (file.read(size) + rest).split(b"\n")
+            for line in reversed(lines):
+                if not torn:
+                    yield line
+                torn = False
+        if not torn:
+            yield rest
 
 
 class LockedOut(Exception):
@@ -117,7 +173,7 @@ class Checkpointer:
     ) -> None:
         self._path = checkpoint_file(folder, store_id)
         self._key_path = key_path
-        self._store_id = store_id
+        self.store_id = store_id
         self._now = now
         self._every_events = every_events
         self._machine = machine
@@ -126,8 +182,19 @@ class Checkpointer:
         self._guard = threading.Lock()
         self._key: SigningKey | None = None
         self._heads: dict[str, tuple[int, bytes]] = {}
+        self._last = ""
+        self._tally: Counter[str] = Counter()
+        self._accepted: Mapping[str, int] | None = None
         self._events = 0
         self._due_at = 0
+
+    def accept(self, given_up: Mapping[str, int]) -> None:
+        """Write at once that what earlier checkpoints knew is given up: of each stream, all after a number."""
+        if not given_up:
+            return
+        with self._guard:
+            self._accepted = given_up
+            self._write(LOCK_PAUSES_AT_REST)
 
     def saw(self, events: Sequence[Stored]) -> None:
         """Take note of events, and write a checkpoint if one is due."""
@@ -135,8 +202,10 @@ class Checkpointer:
             for event in events:
                 if event.seq > self._heads.get(event.stream, (0, b""))[0]:
                     self._heads[event.stream] = (event.seq, event.hash)
+                    self._last = event.stream
+                self._tally.update(_tally(event))
             self._events += len(events)
-            if not self.problem and any(event.kind == SessionEnded.KIND for event in events):
+            if not self.problem and any(event.kind in AT_ONCE for event in events):
                 self._due_at = 0
             if self._now() >= self._due_at or (self._events >= self._every_events and not self.problem):
                 self._write(LOCK_PAUSES)
@@ -144,7 +213,7 @@ class Checkpointer:
     def flush(self) -> None:
         """Write a checkpoint of whatever has changed since the last one."""
         with self._guard:
-            if self._heads:
+            if self._heads or self._accepted is not None:
                 self._write(LOCK_PAUSES_AT_REST)
 
     def rehearse(self) -> None:
@@ -168,6 +237,9 @@ class Checkpointer:
             self._due_at = now + RETRY
             return
         self._heads = {}
+        self._last = ""
+        self._tally.clear()
+        self._accepted = None
         self._events = 0
         self.problem = ""
         self._due_at = now + round(self.every_seconds * SECOND)
@@ -178,10 +250,13 @@ class Checkpointer:
             checkpoint = Checkpoint(
                 number=_number(file, last) + 1,
                 at=now,
-                store=self._store_id,
+                store=self.store_id,
                 heads={stream: (seq, digest.hex()) for stream, (seq, digest) in sorted(self._heads.items())},
                 previous=FIRST if last is None else line_digest(last),
                 key=key.public,
+                last=self._last or msgspec.UNSET,
+                tally=dict(sorted(self._tally.items())) or msgspec.UNSET,
+                accepted=msgspec.UNSET if self._accepted is None else dict(sorted(self._accepted.items())),
             )
             signature = key.sign(checkpoint.signed_bytes())
             _write_whole(
@@ -213,6 +288,19 @@ class Checkpointer:
             "committed meanwhile could be cut off unseen. Make the folder and the key file "
             f"{self._key_path} exist and be writable; it is tried again by itself."
         )
+
+
+def _tally(event: Stored) -> Mapping[str, int]:
+    """Count what matters most if it is lost."""
+    match event.event:
+        case CallSettled(charge=charge) | RequestSettled(charge=charge) if charge is not None and charge.usd:
+            return {USD: charge.usd}
+        case HaltRequested():
+            return {HALTS: 1}
+        case DecisionMade(verdict="deny"):
+            return {DENIALS: 1}
+        case _:
+            return {}
 
 
 def _is_ours(file: int) -> bool:

@@ -1,9 +1,12 @@
 """Reading the checkpoints of a store, and what is wrong with the checkpoints themselves."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import msgspec
+
 from halter.core.errors import StoreUnusable
+from halter.core.text import counted
 from halter.journal.checkpoints import FIRST, Checkpoint, checkpoint_file, line_digest, parsed
 from halter.journal.engine import View
 from halter.journal.keys import is_signed
@@ -116,10 +119,27 @@ def _doubt(checkpoint: Checkpoint, store_id: str, trusted: Collection[str]) -> t
 def _take(checkpoint: Checkpoint, store_id: str, chronicle: Chronicle) -> None:
     if chronicle.begins_at is None:
         chronicle.begins_at = checkpoint.at
+    if checkpoint.accepted is not msgspec.UNSET:
+        _give_up(checkpoint.accepted, chronicle)
     for stream, (seq, digest) in checkpoint.heads.items():
         if chronicle.claims.setdefault(stream, {}).setdefault(seq, digest) != digest:
             what = f"gives event {seq} of {stream} another hash than an earlier one: history was rewritten."
             _find(chronicle, store_id, "rewritten", what, stream, seq)
+
+
+def _give_up(accepted: Mapping[str, int], chronicle: Chronicle) -> None:
+    """Forget what a person gave up by going on with an older store."""
+    events = 0
+    for stream, fits in accepted.items():
+        claims = chronicle.claims.get(stream, {})
+        events += max(0, max(claims, default=0) - fits)
+        chronicle.claims[stream] = {seq: digest for seq, digest in claims.items() if seq <= fits}
+        if not chronicle.claims[stream]:
+            del chronicle.claims[stream]
+    chronicle.notes.append(
+        f"Line {chronicle.count} of the checkpoints says that a person went on with the store as it was then, without "
+        f"{counted(events, 'event')} that earlier lines knew."
+    )
 
 
 def _find(chronicle: Chronicle, store_id: str, kind: Kind, what: str, stream: str = "", seq: int | None = None) -> None:

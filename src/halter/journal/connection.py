@@ -50,6 +50,14 @@ class Address:
                 "use small letters, digits and underscores, as in ?schema=halter."
             )
 
+    def whereabouts(self) -> str:
+        """Name the database and the schema, also where the environment says which server is meant."""
+        given = conninfo_to_dict(self.conninfo)
+        usual = {each.keyword.decode(): (each.val or b"").decode() for each in psycopg.pq.Conninfo.get_defaults()}
+        words = [str(given.get(name) or usual.get(name) or "") for name in ("service", "host", "hostaddr", "port")]
+        database = given.get("dbname") or usual.get("dbname") or ""
+        return f"postgresql://{':'.join(filter(None, words))}/{database}?schema={self.schema}"
+
 
 _FORM: Final = (
     "write it as postgresql://user:password@host:5432/database, with special characters of the password written as "

@@ -43,6 +43,7 @@ from halter.core.events import (
     SessionResumed,
     SessionStarted,
     SessionWoken,
+    StoreAccepted,
     ToolPinned,
     TurnEnded,
     TurnSkipped,
@@ -200,6 +201,8 @@ def fold(session: Session, stored: Stored) -> Session:
         case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted() | DecisionMade():
             return _next(session, stored)
         case RuleMade() | RuleEnded() | ToolPinned() | AgentSwitched() | DecisionWithdrawn() | FleetPolicyAdopted():
+            return _next(session, stored)
+        case StoreAccepted():
             return _next(session, stored)
         case HotStateSeen() | TurnSkipped() | GuardrailTriggered() | SensorChanged() | AttendingFailed():
             return _next(session, stored)

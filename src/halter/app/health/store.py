@@ -112,6 +112,8 @@ async def _clock(app: App) -> Check:
 
 
 def _checkpoints(app: App) -> Check:
+    if app.doubt is not None:
+        return problem("checkpoints", app.doubt.sentence())
     app.checkpointer.rehearse()
     if app.checkpointer.problem:
         return problem("checkpoints", app.checkpointer.problem)

@@ -49,6 +49,7 @@ from halter.core.events import (
     SessionResumed,
     SessionStarted,
     SessionWoken,
+    StoreAccepted,
     ToolPinned,
     TurnEnded,
     TurnSkipped,
@@ -123,6 +124,8 @@ def _told(event: AnyEvent | Unknown) -> str:
             return f"{event.digest[:12]}{looser}, by {event.by}{_because(event.reason)}"
         case BodiesErased():
             return f"{event.stream} up to {event.through}, by {event.by}{_because(event.reason)}"
+        case StoreAccepted():
+            return f"by {event.by}{_because(event.reason)}. {event.lacks}"
         case Unknown():
             return from_body(event.facts)
 

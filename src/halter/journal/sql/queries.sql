@@ -441,6 +441,10 @@ ORDER BY seq, position LIMIT :limit;
 -- Whether anything has happened yet.
 SELECT seq FROM events LIMIT 1;
 
+-- name: hash_of
+-- The hash of one event.
+SELECT hash FROM events WHERE stream = :stream AND seq = :seq;
+
 -- name: same_hash
 -- Where an event and its copies stand.
 SELECT stream, seq FROM events WHERE hash = :hash ORDER BY stream, seq LIMIT :limit;
