@@ -91,9 +91,15 @@ def test_what_a_backup_lacks_is_told_by_the_checkpoints_that_were_kept_elsewhere
     printed, left = host.terminal.types(verify)
     assert left == 1
     assert "│ dropped " in printed
-    host.terminal.environ["HALTER_CHECKPOINTS"] = "new-checkpoints"
+    printed, left = host.terminal.types(verify.replace("verify", "run desk hello"))
+    assert (left, "is older than its checkpoints" in printed) == (3, True)
     host.does(verify.replace("verify", "halt fleet --reason restored"))
-    assert "Nothing was altered" in host.does(verify)
+    host.does(verify.replace("verify", "store accept --reason restored --yes"))
+    printed = host.does(verify)
+    assert "a person went on with the store" in printed
+    assert "Nothing was altered" in printed
+    host.does(verify.replace("verify", "resume fleet"))
+    host.does(verify.replace("verify", "run desk hello"))
 
 
 @pytest.mark.postgres
