@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.core import TyperGroup
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from halter.cli import build
 from halter.cli.codes import MEANINGS
@@ -155,8 +154,8 @@ def test_what_follows_goes_on_until_it_is_interrupted(home: Path, line: str) -> 
     # Another program may have the usual port here.
     anywhere = ["--listen", "127.0.0.1:0"] if "serve" in line else []
     command = [sys.executable, "-m", "halter", *shlex.split(line)[1:], *anywhere]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environ, cwd=home, start_new_session=True, **pipes) as program:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environ, cwd=home, start_new_session=True, stdout=pipe, stderr=pipe) as program:
         assert program.stdout is not None
         if line != "halter tail":
             assert program.stdout.readline()
