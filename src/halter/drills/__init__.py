@@ -18,6 +18,7 @@ DRILLS: Final = (
     "secrets",
     "flood",
     "authority",
+    "restore",
     "chaos",
 )
 """Every drill by name, in the order in which all of them run; each is the `DRILL` of the module of its name."""
