@@ -31,6 +31,7 @@ FEW = {
     "secrets": 400,
     "flood": 5,
     "authority": 1,
+    "restore": 1,
 }
 BITES = {
     "billing": r"was billed, and .+ is recorded",
@@ -44,6 +45,7 @@ BITES = {
     "secrets": r"is seen in",
     "flood": r"and may (take|use)|was let sleep",
     "authority": r"SKILL.md was changed",
+    "restore": r"were spent under a cap of",
 }
 """What the checker of each drill finds where that part is broken which `--teeth` breaks."""
 ON_SQLITE = [name for name in DRILLS if "sqlite" in find(name).stores]
