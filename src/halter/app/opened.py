@@ -124,7 +124,7 @@ def continuity_of(settings: Settings) -> "Continuity | None":
     if not place:
         return None
     trusted = frozenset[str]()
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         trusted = public_keys(public_key_path(settings.signing_key))
     return Continuity(settings.checkpoints, place, trusted)
 
