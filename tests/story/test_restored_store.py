@@ -44,12 +44,13 @@ ACTS: Final = (
     ("rules", "end", "some"),
     ("schedules", "run", "clerk/daily"),
     ("schedules", "cancel", "clerk/daily"),
+    ("policy", "apply", "halter.yaml", "--yes"),
     ("erase", "--older-than", "1d", "--yes"),
 )
 """Commands that run something, or say what a person decided."""
 LOOKS: Final = (
     *(("sessions",), ("report",), ("inbox",), ("budget",), ("audit",), ("rules",), ("schedules",)),
-    *(("findings",), ("proposals",)),
+    *(("findings",), ("proposals",), ("policy",)),
 )
 """Commands that only look."""
 MISSING: Final = "Nothing runs on it until a person decides."
@@ -72,6 +73,7 @@ class Place:
         (home / "clerk").mkdir()
         for name, text in {"agent.yaml": AGENT, "tools.py": TOOLS, "pay.yaml": PAY}.items():
             (home / "clerk" / name).write_text(text)
+        (home / "halter.yaml").write_text("limits: {max_cost_usd_per_day: 5}\n")
         self.answer("trust", "clerk")
 
     def halter(self, *words: str, **environ: str) -> Result:

@@ -63,7 +63,7 @@ class App:
 
 
 @asynccontextmanager
-async def open_app(
+async def open_app(  # noqa: PLR0913 Each says one thing of who opens it, and all of them have their usual value.
     settings: Settings,
     clock: Clock | None = None,
     environ: Mapping[str, str] = NOTHING,
@@ -79,8 +79,8 @@ async def open_app(
     Secrets are looked for in `environ`; `lease` is how long a process that says nothing keeps its sessions. By its
     `pulse` a sentinel outside sees that the process is alive, if there is one. A process that `acts` is bound by the
     store's policy, and adopts what is `written` here if the store has none. One that only looks, or says a person's
-    word, needs no policy and reads no file of it. A store that lacks what its checkpoints know is
-    refused, except to those who open it `despite_doubt`: they run nothing.
+    word, needs no policy and reads no file of it. A store that lacks what its checkpoints know is refused, except to
+    those who open it `despite_doubt`: they run nothing.
     """
     from halter.journal.checkpoints import Checkpointer
     from halter.journal.memory import MemoryEngine

@@ -62,7 +62,7 @@ def show(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
     The first halter.yaml that is used on a store becomes the store's policy. From then on the stricter of both counts.
     """
     written = saying_errors(lambda: written_fleet(settings_for(store)))
-    found = with_app(store, lambda app: desks.show(desk_of(app)))
+    found = with_app(store, lambda app: desks.show(desk_of(app)), despite_doubt=True)
     differing = desks.differences(found, written) if written is not None and found.digest else ()
     if as_json:
         answer_json({**msgspec.structs.asdict(found), "differences": differing})

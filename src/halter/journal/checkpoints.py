@@ -26,6 +26,7 @@ from halter.core.events import (
     CallSettled,
     CapChanged,
     DecisionMade,
+    FleetPolicyAdopted,
     HaltLifted,
     HaltRequested,
     RequestSettled,
@@ -51,7 +52,7 @@ AT_ONCE: Final = frozenset(
     kind.KIND
     for kind in (
         *(SessionEnded, HaltRequested, HaltLifted, DecisionMade, RuleMade, RuleEnded),
-        *(CapChanged, AgentSwitched, StoreAccepted),
+        *(CapChanged, AgentSwitched, FleetPolicyAdopted, StoreAccepted),
     )
 )
 """What is checkpointed with its own commit: what a person said must not be undone by an older copy of the store."""
