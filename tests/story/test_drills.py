@@ -81,7 +81,11 @@ def halter(*arguments: str) -> Result:
 @pytest.mark.parametrize(("name", "kind"), ON_ALL_STORES)
 def test_a_drill_finds_nothing_wrong_and_leaves_nothing_behind(name: str, kind: str, url: str) -> None:
     told: list[tuple[int, int]] = []
-    result = find(name).run(Setting(url, FEW[name], progress=lambda done, total, note: told.append((done, total))))
+
+    def hear(done: int, total: int, note: str) -> None:
+        told.append((done, total))
+
+    result = find(name).run(Setting(url, FEW[name], progress=hear))
     assert (result.drill, result.store) == (name, kind)
     assert result.cases >= FEW[name]
     assert (result.violations, result.detail["violations"]) == (0, [])
