@@ -1,7 +1,7 @@
 """What tells who somebody is does not leave this machine, and comes back exactly as it was written."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -184,9 +184,9 @@ def everywhere(value: Any) -> Any:
         case str():
             return rehydrated_text(value, PLACEHOLDERS)
         case list():
-            return [everywhere(each) for each in value]
+            return [everywhere(each) for each in cast("list[Any]", value)]
         case dict():
-            return {everywhere(key): everywhere(each) for key, each in value.items()}
+            return {everywhere(key): everywhere(each) for key, each in cast("dict[Any, Any]", value).items()}
         case _:
             return value
 
@@ -406,6 +406,19 @@ def test_hostile_text_is_only_text(text: str) -> None:
         ("ollama:x", "http://127.0.0.1:11434/v1", True),
         ("ollama:gpt-oss:20b", None, True),
         ("ollama:gpt-oss:120b-cloud", None, False),
+        ("vllm:us.anthropic.claude-sonnet-4-5-20250929-v1:0", None, False),
+        ("ollama:bedrock/anthropic.claude-3-5-sonnet-20240620-v1:0", None, False),
+        ("vllm:amazon.nova-pro-v1:0", None, False),
+        ("vllm:openai.gpt-4.1", None, False),
+        ("vllm:gpt4o", None, False),
+        ("vllm:grok-code-fast-1", None, False),
+        ("vllm:codex-mini-latest", None, False),
+        ("vllm:sonar-pro", None, False),
+        ("vllm:qwen-max", None, False),
+        ("vllm:Qwen/Qwen2.5-7B-Instruct", None, True),
+        ("vllm:nomic-ai/gpt4all-j", None, True),
+        ("vllm:mistralai/Mistral-7B-Instruct-v0.3", None, True),
+        ("lmstudio:nova-7b", None, True),
         ("ollama:kimi-k2:cloud", "http://127.0.0.1:11434/v1", False),
         ("vllm:gpt-5", "http://127.0.0.1:8000/v1", False),
         ("vllm:meta-llama/Llama-3", "http://127.0.0.1:8000/v1", True),

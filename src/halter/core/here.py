@@ -17,8 +17,12 @@ _ENGINES: Final = frozenset(("ollama", "llamacpp", "vllm", "lmstudio"))
 """Servers that run models themselves; on this machine, unless an address says otherwise."""
 _ELSEWHERE: Final = re.compile(
     r"""
-    .*[:-]cloud                                                       # what Ollama passes on to a service of its own
-    | (?:.*/)?(?:chatgpt-|claude-|gemini-|gpt-[3-9]|grok-[3-9]|o[134](?:-|$)).*   # what only its maker runs
+    .*[:-]cloud                              # what Ollama passes on to a service of its own
+    | (?:.*[/.])?(?:                         # what only its maker runs, also as `us.anthropic.claude-…`
+        chatgpt- | claude- | codex- | computer-use- | gemini- | gpt-?[3-9](?!all) | grok-(?:[3-9]|code|beta|vision)
+        | mistral-medium | nova-(?:lite|micro|premier|pro) | o[134](?:-|$) | qwen[23.5]*-(?:max|plus|turbo)
+        | sonar(?:-|$) | text-embedding-(?:3|ada)
+    ).*
     """,
     re.VERBOSE,
 )

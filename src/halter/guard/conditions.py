@@ -23,6 +23,7 @@ PIECE: Final = r"[\w.,:=@%+-]+"
 """What a wildcard may match."""
 _KEPT: Final = 200
 """So many characters of a value are kept to be shown."""
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _PARTS: Final = re.compile(r"(\[\*\]|\*)")
 
 
@@ -131,8 +132,13 @@ def literally(word: str) -> str:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Tell whether a path is a folder or lies in it. One with a step up is not: a link could turn it elsewhere."""
+    """Tell whether a path is a folder or lies in it. One with a step up is not: a link could turn it elsewhere.
+
+    Nor is a URL, which only looks like a path in the folder, or what a program could take for an option.
+    """
     if not path.isprintable() or ".." in path.replace("\\", "/").split("/"):
+        return False
+    if _SCHEME.match(path) or path.startswith("-"):
         return False
     path, folder = normal(path), normal(folder)
     if folder == ".":
