@@ -53,6 +53,7 @@ def greet(who: str) -> str:
     return f"Hello {who}."
 ''',
     "clerk/welcome.yaml": '- call: greet\n  with: {who: "${inputs.who}"}\n',
+    "fleet/halter.yaml": "limits: {max_cost_usd_per_month: 200}\n",
     "letter.json": '{"to": "carol"}',
 }
 

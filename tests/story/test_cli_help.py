@@ -192,6 +192,7 @@ ANSWERS = [
     *("run clerk hello", "play clerk/welcome.yaml --input who=Ada", "init other", "export clerk-2 --output x.jsonl"),
     *("approve clerk-1.1/approval", "deny clerk-1.1/approval", "budget raise fleet 30", "budget lower fleet 3"),
     *("rules end r1", "rules offer clerk-1.1/approval", "store", "store accept --yes"),
+    *("policy", "policy show", "policy apply fleet/halter.yaml --yes"),
     *("findings keep clerk-1.f1", "findings dismiss clerk-1.f1", "proposals keep clerk-1.m1"),
     *("proposals dismiss clerk-1.m1", "proposals promote clerk-1.m1 clerk --yes", "erase --older-than 9d --yes"),
     *("schedules run clerk/nightly", "schedules cancel clerk/weekly", "drill tamper --seeds 1"),
