@@ -1,8 +1,10 @@
 """There are two doors and no other: only the guard makes permits, and whoever plants a bypass is found."""
 
 import ast
+import copy
 import importlib
 import inspect
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -49,8 +51,19 @@ def uses(tree: ast.AST) -> Iterator[ast.AST]:
     }
     types = {id(part) for annotation in annotations(tree) for part in ast.walk(annotation)}
     for node in ast.walk(tree):
-        if id(node) not in types and named(node) in names:
+        if (id(node) not in types and named(node) in names) or takes_its_class(node):
             yield node
+
+
+def takes_its_class(node: ast.AST) -> bool:
+    """Tell whether the class of a permit is taken from a permit, or a permit is made anew from itself."""
+    match node:
+        case ast.Call(func=ast.Name(id="type"), args=[permit]):
+            return any("permit" in name.lower() for name in names_in(permit))
+        case ast.Attribute(attr="__class__" | "__init__" | "__new__" | "__setattr__" | "__setstate__", value=permit):
+            return any("permit" in name.lower() for name in names_in(permit))
+        case _:
+            return False
 
 
 def named(node: ast.AST) -> object:
@@ -84,6 +97,9 @@ BYPASSES = {
     "reaches through the module": "from halter.core import tools\ntools.Permit('x', 0, {})\n",
     "looks it up by name": "from halter.core import tools\ngetattr(tools, 'Permit')('x', 0, {})\n",
     "inherits from it": "from halter.core.tools import Permit\nclass Mine(Permit): pass\n",
+    "takes it from a permit": "def run(permit):\n    return type(permit)('x', 0, {})\n",
+    "takes it from a permit by name": "def run(self):\n    return self._permit.__class__('x', 0, {})\n",
+    "makes a permit anew": "def run(permit):\n    permit.__init__('x', 0, {})\n",
     "hands it on": "from halter.core.tools import Permit\nmakers = [Permit]\n",
 }
 
@@ -95,6 +111,21 @@ def test_a_bypass_planted_in_any_layer_is_found(tmp_path: Path, layer: str, bypa
     planted.parent.mkdir()
     planted.write_text(BYPASSES[bypass])
     assert makers_of_permits(tmp_path) == {Path(layer) / "planted.py"}
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_one_permit_never_becomes_two(copied: Callable[[Permit], object]) -> None:
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copied(Permit("c1", 0, {}))
+
+
+def test_a_permit_that_was_used_is_not_made_anew() -> None:
+    permit = Permit("c1", 0, {})
+    permit.use()
+    with pytest.raises(TypeError, match="is made already"):
+        Permit.__init__(permit, "c2", 0, {})
+    with pytest.raises(RuntimeError, match="was used before"):
+        permit.use()
 
 
 def test_naming_a_permit_as_a_type_is_no_bypass(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Literal, NoReturn, Protocol, SupportsIndex, TypeVar, cast
 
 import msgspec
 
@@ -121,11 +121,17 @@ class Permit:
     __slots__ = ("_secrets", "_used_up", "deadline", "id", "unsent")
 
     def __init__(self, permitted: str, deadline: int, secrets: Mapping[str, str]) -> None:
+        if hasattr(self, "_used_up"):
+            raise TypeError(f"The permit for {self.id} is made already: each one is good for one act.")
         self.id = permitted
         self.deadline = deadline
         self.unsent = False
         self._secrets = secrets
         self._used_up = False
+
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+        """Refuse to be copied or pickled, by which one permit would become two."""
+        raise TypeError(f"The permit for {self.id} cannot be copied: each one is good for one act.")
 
     def use(self) -> None:
         """Take the permit up: a second time is a mistake that must not go unseen."""
