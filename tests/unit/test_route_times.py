@@ -178,12 +178,14 @@ NOT_PLANNED = [
     *(f"{text} at 14:00" for text in (*DESCRIPTIONS, *EVENTS)),
     *(f"{text} yesterday at 9" for text in EVENTS),
     *OTHERS,
+    "would you remind me every day at 9 if i asked?",
+    "Would you check the mail every hour if we paid you for it?",
 ]
 
 
 @pytest.mark.parametrize("recurring", [True, False])
 def test_a_plain_imperative_with_a_time_before_or_behind_it_is_read_exactly(recurring: bool) -> None:  # noqa: FBT001
-    wrong = []
+    wrong: list[tuple[str, object]] = []
     for (when, first), task in product((RECURRENCES if recurring else MOMENTS).items(), TASKS):
         for text in (f"{when} {task}", f"{when}, please {task}", f"Please {task} {when}.\n"):
             details = route(text, HERE).details
@@ -222,3 +224,10 @@ def test_what_stands_around_a_message_unseen_changes_nothing(word: str) -> None:
         "{}.\n",
     ):
         assert route(around.format(word), HERE).route == plain.route
+
+
+@pytest.mark.parametrize(
+    "text", ["\uff28\uff21\uff2c\uff34", "HALT\u203c", "**Halt!**", "halt\uff01", "halt\u3002", "stop\u2026"]
+)
+def test_halting_does_not_depend_on_the_width_of_letters_and_signs(text: str) -> None:
+    assert route(text, HERE).route == "halt"

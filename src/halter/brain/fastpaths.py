@@ -5,6 +5,7 @@ courtesies. What is almost one of these sentences is none, and goes to the model
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Final, Literal
 from zoneinfo import ZoneInfo
@@ -194,8 +195,13 @@ def fast_path(text: str, surroundings: Surroundings) -> Found:
 
 
 def normal(text: str, agent: str) -> str:
-    """Take away what says nothing: capitals, courtesies, the name of who is spoken to, punctuation at the end."""
-    said = _without_endings(" ".join(text.lower().replace("\u2019", "'").split()).removeprefix("/"))
+    """Take away what says nothing: capitals, courtesies, the name of who is spoken to, punctuation at the end.
+
+    Letters of other widths are the same letters, and what stands between stars is only said louder.
+    """
+    plain = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'")
+    plain = _without_endings(" ".join(plain.split()).removeprefix("/"))
+    said = _without_endings(plain.strip("*_~"))
     said = addressed(said, agent)
     for form in (_GREETING, _GREETING, _REQUEST, _GREETING):
         found = form.match(said)

@@ -125,6 +125,7 @@ _QUESTION: Final = re.compile(
     re.IGNORECASE,
 )
 _REQUEST: Final = re.compile(r"(?:can|could|would|will) you\b", re.IGNORECASE)
+_SUPPOSED: Final = re.compile(r"would you\b.{0,300}\bif (?:i|we|you|he|she|it|they)\b", re.IGNORECASE)
 _UNSEEN: Final = "".join(
     chr(code)
     for code in (
@@ -168,8 +169,10 @@ def without_thanks(text: str) -> str:
 
 
 def asks(text: str) -> bool:
-    """Tell whether it is a question, and no request in the form of one."""
-    return _QUESTION.search(text[-_FAR:]) is not None and _REQUEST.search(text[:_FAR]) is None
+    """Tell whether it is a question, and no request in the form of one; `would you … if I asked?` is none."""
+    if _QUESTION.search(text[-_FAR:]) is None:
+        return False
+    return _REQUEST.search(text[:_FAR]) is None or _SUPPOSED.search(text[: 2 * _FAR]) is not None
 
 
 def commands(words: Sequence[str]) -> bool:
