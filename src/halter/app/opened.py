@@ -133,7 +133,10 @@ def _missed(settings: Settings, continuity: "Continuity | None", *, despite_doub
     """Find that the store is gone that was used at this place, before a new one is made there."""
     from halter.journal.open import is_there
 
-    gone = None if continuity is None or is_there(settings.store) else continuity.gone()
+    gone = None
+    # A path that cannot even be looked at is refused in a sentence when it is opened.
+    with suppress(OSError):
+        gone = None if continuity is None or is_there(settings.store) else continuity.gone()
     if gone is not None and not despite_doubt:
         raise StoreUnusable(gone.sentence())
     return gone

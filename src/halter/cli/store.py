@@ -91,7 +91,10 @@ def accept(
             warn(app.doubt.lacks())
             if not confirm("Go on without it? This cannot be undone."):
                 fail("Nothing was accepted.", NOT_FINE)
-        return (await stores.accept(desk_of(app), reason)).events
+        done = await stores.accept(desk_of(app), reason)
+        if app.checkpointer.problem:
+            warn(app.checkpointer.problem)
+        return done.events
 
     settings = saying_errors(lambda: settings_for(store))
     continuity = saying_errors(lambda: continuity_of(settings))

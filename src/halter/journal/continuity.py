@@ -245,7 +245,7 @@ def place_of(url: str) -> str:
     """Name the place of a store, the same for all ways to write it and without a password; none is in memory only."""
     path = file_of(url)
     if path is not None:
-        return str(path.resolve())
+        return os.path.realpath(path)
     if not url.lower().startswith(("postgresql:", "postgres:")):
         return ""
     from halter.journal.connection import Address
