@@ -11,6 +11,7 @@ from halter.config.fleet import Fleet
 from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.errors import StoreUnusable
 from halter.core.ids import Ids, SortableIds
+from halter.core.prints import prints_watched
 from halter.core.protected import Writable
 from halter.core.pulse import Pulse
 from halter.dispatch.clocks import StoreTime, steady
@@ -110,7 +111,10 @@ async def open_app(  # noqa: PLR0913 Each says one thing of who opens it, and al
         purse = Purse(store, clock)
         policy = await bind_policy(store, written(settings), settings.person) if acts else None
         alive = pulse or Pulse()
-        yield App(settings, clock, ids, store, checkpointer, purse, environ, pulse=alive, doubt=doubt, policy=policy)
+        with prints_watched():
+            yield App(
+                settings, clock, ids, store, checkpointer, purse, environ, pulse=alive, doubt=doubt, policy=policy
+            )
     finally:
         await store.close()
 

@@ -5,7 +5,10 @@ there the drill looks for what should not be there.
 """
 
 import asyncio
+import logging
 import os
+import sys
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +158,16 @@ class Leaky:
         async def write_file(path: str) -> str:
             return f"wrote {path}"
 
-        plain = (echo, give, flood, fail, fail_at_length, fail_late, fetch)
+        async def chatter() -> str:
+            tell(self._planted)
+            await asyncio.to_thread(tell, self._planted)
+            return "It is said."
+
+        def mutter() -> str:
+            tell(self._planted)
+            return "It is said."
+
+        plain = (echo, give, flood, fail, fail_at_length, fail_late, fetch, chatter, mutter)
         made = [*map(tool, plain), tool(cut, max_output=SHORT), tool(write_file, level="RESTRICTED")]
         return {each.spec.name: each for each in made}
 
@@ -213,6 +225,10 @@ class Leaky:
         redactor = StreamRedactor(self._redactor)
         return "".join([*map(redactor.feed, chunks), redactor.finish()])
 
+    async def print(self, _: str) -> str:
+        """Let tools print a secret, on the loop, in a thread and in a copy of the process."""
+        return await self.call("chatter") + await self.call("mutter")
+
     async def play_with(self, text: str) -> str:
         """Start a playbook with a secret among its inputs; it must be refused."""
         step = Step("echo", b'{"text":"${inputs.text}"}')
@@ -221,6 +237,16 @@ class Leaky:
             return await begin(self._app, agent, Playbook((step,), "playbook.yaml", ("text",)), {"text": text})
         except ConfigError as refused:
             return str(refused)
+
+
+def tell(text: str) -> None:
+    """Print, log and warn of a text, also in pieces."""
+    sys.stdout.write(f"It is {text}.\n")
+    for at in range(0, len(text), CHUNKS[1]):
+        sys.stderr.write(text[at : at + CHUNKS[1]])
+    sys.stderr.write("\n")
+    logging.getLogger("halter.drill").warning("It is %s.", text)
+    warnings.warn(f"It is {text}.", stacklevel=1)
 
 
 Way = Callable[[Leaky, str], Awaitable[str]]
@@ -243,6 +269,7 @@ WAYS: Final[Mapping[str, Way]] = {
     "a model that fails": Leaky.ask_in_vain,
     "a stream": Leaky.stream,
     "the input of a playbook": Leaky.play_with,
+    "what a tool prints": Leaky.print,
 }
 """Every way by which a secret might get out."""
 

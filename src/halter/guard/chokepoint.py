@@ -9,7 +9,7 @@ There is no other way to a tool: what runs behind this door needs a permit, and 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
 from typing import Final
@@ -22,6 +22,7 @@ from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapRea
 from halter.core.ids import session_stream
 from halter.core.money import usd
 from halter.core.ports import Committed, Lease, Store, Write, kept, said
+from halter.core.prints import PrintMask, prints_masked
 from halter.core.text import from_body, to_body
 from halter.core.tools import Failed, Happened, Happening, Output, Permit, Tool, Unstoppable, Valid
 from halter.core.vocabulary import Outcome
@@ -29,6 +30,7 @@ from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_o
 from halter.guard.halts import HaltWatch
 from halter.guard.judge import Approval, Asked, judge, rows_of
 from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth, charged
+from halter.guard.voice import HeldBack
 from halter.state.session import InFlight, call_in_flight
 
 MILLISECOND: Final = SECOND // 1000
@@ -99,11 +101,13 @@ class Door:
         redact: Redact,
         patience: int = PATIENCE,
         halts: HaltWatch | None = None,
+        print_mask: Callable[[], PrintMask] | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._purse = purse
         self._redact = redact
+        self._prints = partial(prints_masked, print_mask or partial(HeldBack, redact))
         self._patience = patience
         self._halts = halts or HaltWatch(store, clock)
         self._acting: dict[str, asyncio.Event] = {}
@@ -152,7 +156,8 @@ class Door:
         permit = Permit(flight.id, self._clock.now() + timeout, act.secrets)
         try:
             async with asyncio.timeout(timeout / SECOND):
-                return await act.tool.check(act.arguments, permit)
+                with self._prints():
+                    return await act.tool.check(act.arguments, permit)
         except (ToolError, TimeoutError):
             return "unknown"
 
@@ -212,7 +217,12 @@ class Door:
 
     def _begun(self, call: str, act: Act) -> asyncio.Future[Output]:
         permit = Permit(call, self._clock.now() + act.timeout, act.secrets)
-        return asyncio.create_task(act.tool.run(act.arguments, permit))
+        return asyncio.create_task(self._ran(act, permit))
+
+    async def _ran(self, act: Act, permit: Permit) -> Output:
+        """Run a tool in a task of its own, in whose context all that it prints is masked."""
+        with self._prints():
+            return await act.tool.run(act.arguments, permit)
 
     async def _truth(self, acting: asyncio.Future[Output], name: str, act: Act) -> Truth:
         """Wait for the tool, and tell what it came to."""

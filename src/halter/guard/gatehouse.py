@@ -67,7 +67,7 @@ class Gatehouse:
         self._secrets = secrets
         self._redact = redact
         self._halts = halts = HaltWatch(store, clock)
-        self._door = Door(store, clock, self.purse, redact=redact, halts=halts)
+        self._door = Door(store, clock, self.purse, redact=redact, halts=halts, print_mask=stream_mask)
         self._models = ModelDoor(store, clock, self.purse, prices, redact=redact, stream_mask=stream_mask, halts=halts)
         self._simulator = Simulator(self._models, clock, simulates)
         self._recovery = Recovery(store, self.purse, self._door)

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Final, NoReturn, TextIO, cast
 
 from halter.core.forks import fork
+from halter.core.prints import show_printed
 from halter.core.tools import STARTED_BY_AGENT, Failed, Output
 from halter.tools.done import ANSWER_MORE, perform, read_answer
 from halter.tools.group import Started, attend, forget_groups
@@ -29,7 +30,9 @@ _SET_PARENT_DEATH_SIGNAL: Final = 1
 
 async def run_forked(call: Callable[[], Any], name: str, max_output: int) -> Output:
     """Call a function in a copy of this process; its group is killed at the end, or when this is cancelled."""
-    return read_answer(await attend(partial(_started, call, max_output), name))
+    ended = await attend(partial(_started, call, max_output), name)
+    show_printed(ended.text)
+    return read_answer(ended)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from decimal import Decimal
 from functools import partial
 from hashlib import sha256
@@ -270,7 +271,8 @@ async def _awaited(function: Callable[..., Any], values: Mapping[str, Any]) -> A
 
 
 async def _in_thread(call: Callable[[], Any], name: str, *, unstoppable: bool) -> Any:
-    work = asyncio.get_running_loop().run_in_executor(Threads(), call)
+    # The thread has the context of the call, in which what it prints is masked.
+    work = asyncio.get_running_loop().run_in_executor(Threads(), copy_context().run, call)
     try:
         return await work
     except asyncio.CancelledError:

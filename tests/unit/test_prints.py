@@ -1,0 +1,100 @@
+"""What is printed in the context of a call is masked, and nothing else is."""
+
+import asyncio
+import io
+import logging
+import sys
+from contextlib import redirect_stdout
+from functools import partial
+
+import pytest
+
+from halter.core.prints import prints_masked, prints_watched, show_printed
+from halter.guard.redact import Redactor
+from halter.guard.stream import StreamRedactor
+
+SECRET = "correct-horse-battery-staple-41"
+MASK = partial(StreamRedactor, Redactor({"TOKEN": SECRET}))
+
+
+def test_what_is_printed_outside_of_a_call_passes_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands print tokens on purpose."""
+    with prints_watched():
+        sys.stdout.write(f"log in with {SECRET}\n")
+        with prints_masked(MASK):
+            sys.stdout.write(f"the tool has {SECRET}\n")
+        sys.stdout.writelines([f"again {SECRET}\n"])
+    out = capsys.readouterr().out
+    assert out == f"log in with {SECRET}\nthe tool has [redacted:TOKEN]\nagain {SECRET}\n"
+
+
+async def test_only_the_task_of_a_call_is_masked_and_what_it_leaves_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    beside, left = asyncio.Event(), asyncio.Event()
+
+    async def lingers() -> None:
+        await left.wait()
+        sys.stdout.write(f"left {SECRET}\n")
+
+    async def call() -> "asyncio.Task[None]":
+        with prints_masked(MASK):
+            lingering = asyncio.create_task(lingers())
+            beside.set()
+            await asyncio.sleep(0)
+            sys.stdout.writelines(["called ", SECRET[:9], SECRET[9:], "\n"])
+        return lingering
+
+    with prints_watched():
+        calling = asyncio.create_task(call())
+        await beside.wait()
+        sys.stdout.write(f"beside {SECRET}\n")
+        lingering = await calling
+        left.set()
+        await lingering
+    printed = capsys.readouterr().out.splitlines()
+    assert sorted(printed) == [f"beside {SECRET}", "called [redacted:TOKEN]", "left [redacted:TOKEN]"]
+
+
+def test_the_streams_and_the_logs_are_as_before_in_the_end() -> None:
+    before = (sys.stdout, sys.stderr, logging.getLogRecordFactory())
+    with prints_watched():
+        with prints_watched():
+            assert sys.stdout is not before[0]
+            assert sys.stdout.encoding == before[0].encoding
+        assert sys.stdout is not before[0]
+    assert (sys.stdout, sys.stderr, logging.getLogRecordFactory()) == before
+
+
+def test_a_stream_that_somebody_else_exchanged_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = sys.__stderr__
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    with prints_watched():
+        sys.stderr = theirs
+    assert sys.stderr is theirs
+
+
+def test_a_log_record_has_no_secrets_for_any_handler(caplog: pytest.LogCaptureFixture) -> None:
+    with prints_watched(), prints_masked(MASK):
+        try:
+            int(SECRET)
+        except ValueError:
+            logging.getLogger("halter.test_prints").exception("it was %s", SECRET, stack_info=True)
+    (record,) = caplog.records
+    assert record.getMessage() == "it was [redacted:TOKEN]"
+    assert "with base 10: '[redacted:TOKEN]'" in caplog.text
+    assert SECRET not in caplog.text
+    assert SECRET not in str(vars(record))
+
+
+def test_a_closed_stream_is_no_failure_of_the_call() -> None:
+    with redirect_stdout(io.StringIO()), prints_watched(), prints_masked(MASK):
+        sys.stdout.write("something")
+        sys.stdout.close()
+
+
+def test_what_a_process_printed_is_shown_for_a_call_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with prints_watched():
+        show_printed("of nobody's call")
+        with prints_masked(MASK):
+            show_printed(f"it is {SECRET}")
+            show_printed("")
+    assert capsys.readouterr() == ("", "it is [redacted:TOKEN]\n")
