@@ -54,6 +54,16 @@ async def test_only_the_task_of_a_call_is_masked_and_what_it_leaves_behind(capsy
     assert sorted(printed) == [f"beside {SECRET}", "called [redacted:TOKEN]", "left [redacted:TOKEN]"]
 
 
+def test_a_call_that_asks_for_what_it_printed_to_be_shown_has_it_shown_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with prints_watched(), prints_masked(MASK):
+        sys.stdout.write(f"half way, with {SECRET}\n")
+        assert capsys.readouterr().out == ""
+        sys.stdout.flush()
+        assert capsys.readouterr().out == "half way, with [redacted:TOKEN]\n"
+
+
 def test_the_streams_and_the_logs_are_as_before_in_the_end() -> None:
     before = (sys.stdout, sys.stderr, logging.getLogRecordFactory())
     with prints_watched():

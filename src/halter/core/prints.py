@@ -26,7 +26,11 @@ class PrintMask(Protocol):
 
 
 class _Call:
-    """What one call prints. The end of each text waits for what comes next, since a secret may be printed in pieces."""
+    """What one call prints.
+
+    The end of each text waits for what comes next, since a secret may be printed in pieces, until the call ends or
+    asks for it to be shown.
+    """
 
     def __init__(self, make: Callable[[], PrintMask]) -> None:
         self._make = make
@@ -42,6 +46,14 @@ class _Call:
                 return
             _, mask = self._masks.setdefault(id(stream), (stream, self._make()))
             stream.write(mask.feed(text))
+
+    def flush(self, stream: TextIO) -> None:
+        """Show what waits."""
+        with self._lock:
+            _, mask = self._masks.pop(id(stream), (stream, None))
+            if mask is not None:
+                stream.write(mask.finish())
+            stream.flush()
 
     def finish(self) -> None:
         with self._lock:
@@ -95,6 +107,13 @@ class _Stream:
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
+
+    def flush(self) -> None:
+        call = _CALL.get()
+        if call is None:
+            self.stream.flush()
+        else:
+            call.flush(self.stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
