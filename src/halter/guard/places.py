@@ -109,6 +109,8 @@ def path_risk(path: str, effect: Effect) -> Iterator[Finding]:
         yield "HIGH", f"{where} holds secrets"
     elif writes and (parts[-1] in _POLICY or any(_holds(parts, place) for place in _OWN_STATE)):
         yield "CRITICAL", f"{where} says what an agent may do"
+    elif any(_holds(parts, place) for place in _OWN_STATE):
+        yield "HIGH", f"{where} holds what Halter keeps for itself"
     elif writes and parts[-1] in _GUIDANCE:
         yield "HIGH", f"{where} says what an agent does"
     elif writes and (parts[-1] in _STARTUP or parts[-1].endswith(".pth")):
@@ -128,6 +130,11 @@ def path_risk(path: str, effect: Effect) -> Iterator[Finding]:
         yield "HIGH" if writes else "MEDIUM", f"{where} is outside the folder"
     elif writes and (where.startswith("/") or parts[0].startswith("~")):
         yield "MEDIUM", f"{where} is outside the folder"
+
+
+def is_policy(path: str) -> bool:
+    """Tell whether a path names a file that says what an agent may do."""
+    return " " not in path and path.rpartition("/")[2] in _POLICY
 
 
 def _holds(parts: Sequence[str], place: Sequence[str]) -> bool:

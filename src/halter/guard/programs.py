@@ -7,11 +7,11 @@ from typing import Final
 from halter.guard.commands import Command, Effort, Unreadable, commands, effort_for
 from halter.guard.judges.code import CODE, INTERPRETERS, code_risk, interpreter_risk, is_interpreter, shell_risk
 from halter.guard.judges.files import FILES
-from halter.guard.judges.found import Found, Judge, Mentions, Runs, deletes, is_path, operands, values_of
+from halter.guard.judges.found import Found, Judge, Mentions, Runs, deletes, has, is_path, operands, values_of
 from halter.guard.judges.network import NETWORK
 from halter.guard.judges.repository import REPOSITORY, setting_risk
 from halter.guard.judges.services import SERVICES, WRAPPING, written_by_wrapper
-from halter.guard.places import Finding, path_risk
+from halter.guard.places import Finding, is_policy, path_risk
 from halter.guard.program_names import DESTROYERS, RAISING, READERS, SHELLS, program_of
 from halter.guard.sql import is_statement, sql_risk
 from halter.guard.wrappers import NAMES
@@ -163,10 +163,10 @@ def _unknown_risk(command: Command) -> Iterator[Found]:
     yield from _options_that_run(command)
     if verb := deletes(words):
         yield "HIGH", f"{command.program} {verb} deletes something"
-    for path in values_of(words, "-o", "-out", "--out", "--output", "--output-file"):
+    for path in values_of(words, "-out", "-o", "--out", "--output", "--output-file"):
         yield from path_risk(path, "write")
     for word in words:
-        if word.startswith("/dev/"):
+        if word.startswith("/dev/") or is_policy(word):
             yield from path_risk(word, "write")
         if set(word) & set("('\"`"):
             yield from code_risk(word)
@@ -231,7 +231,8 @@ def _reader_risk(command: Command) -> Iterator[Found]:
     for path in operands(words):
         if is_path(path) and command.program not in {"echo", "printf", "cd", "pushd"}:
             yield from path_risk(path, "read")
-    for path in values_of(words, *_WRITING_OPTIONS.get(command.program, ())):
+    written = operands(words)[1:] if program == "xxd" and has(words, "r", "-revert") else []
+    for path in (*written, *values_of(words, *_WRITING_OPTIONS.get(program, ()))):
         yield from path_risk(path, "write")
     typed = [word for word in words if word.startswith("+") and set(word) & set("!|")] if program in PAGERS else []
     typed = [re.split("[!|]", word, maxsplit=1)[1] for word in typed]
@@ -245,6 +246,8 @@ def _variable_risk(name: str, value: str) -> Iterator[Found]:
     told = _TOLD_BY_VARIABLE.fullmatch(name)
     if told:
         yield from setting_risk(value, "") if told[1] == "KEY" else (Runs(value.removeprefix("!")),)
+    elif name.startswith("HALTER_"):
+        yield "HIGH", f"{name} says who decides, or where it is kept"
     elif name == "PATH" and _ANYBODYS.search(value):
         yield "HIGH", "programs are looked for where anybody can put some"
     elif name in _LOADED_BY_OTHERS:

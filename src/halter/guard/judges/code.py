@@ -14,7 +14,7 @@ import msgspec
 from halter.guard.commands import Command, shell_code
 from halter.guard.judges.found import Found, Judge, Mentions, Runs, deletes, has, operands, values_of
 from halter.guard.outputs import Feed
-from halter.guard.places import is_root, path_risk
+from halter.guard.places import is_policy, is_root, path_risk
 from halter.guard.program_names import family_of
 
 _LITERAL: Final = re.compile(r"'([^'\\\n]*(?:\\.[^'\\\n]*)*)'|\"([^\"\\\n]*(?:\\.[^\"\\\n]*)*)\"|`([^`]*)`")
@@ -25,6 +25,10 @@ _DROPPING: Final = re.compile(r"\.(?:dropDatabase|drop)\(|\.(?:deleteMany|remove
 _STARTED: Final = re.compile(r"(?:\b(?:spawn|exec|system|syscmd|esyscmd)[ \t(`{]+|!)[ \t]*([a-z/][^\n;'\")\]}]*)")
 """What is started by words without quotes, as in Tcl, m4 and the many tools that have an exclamation mark for it."""
 _MOST_STARTED: Final = 20
+_WRITING: Final = re.compile(
+    r"(?i:write|unlink|remove|rename|replace|truncate|dump|copy|move|rmtree|chmod|symlink|link)"
+    r"|['\"](?:[wax]b?t?\+?|r\+b?|>>?)['\"]|>"
+)
 _STANDARD_INPUT: Final = frozenset({"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"})
 _MOST_LITERALS: Final = 200
 
@@ -99,6 +103,9 @@ _INTERPRETERS: Final[Mapping[str, Interpreter]] = {
 INTERPRETERS: Final = frozenset(_INTERPRETERS)
 
 
+_IN_PLACE: Final = re.compile(r"-[a-zA-Z0]*i(?:[^e].*|e)?")
+
+
 def is_interpreter(program: str) -> bool:
     """Tell whether a program runs code of a language, in any of its versions."""
     return family_of(program) in _INTERPRETERS
@@ -109,6 +116,8 @@ def code_risk(code: str) -> Iterator[Found]:
     texts = [found[1] or found[2] or found[3] or "" for found in islice(_LITERAL.finditer(code), _MOST_LITERALS)]
     if _DELETING.search(code) and any(is_root(text) for text in texts if text.startswith(("/", "~"))):
         yield "CRITICAL", "code that deletes a home or a system"
+    if _WRITING.search(code) and any(is_policy(text) for text in texts):
+        yield "CRITICAL", "code that changes what an agent may do"
     if _DROPPING.search(code):
         yield "CRITICAL", "code that empties or deletes a database"
     yield Mentions(tuple(text for text in texts if text))
@@ -121,6 +130,9 @@ def interpreter_risk(command: Command) -> Iterator[Found]:
     program, words = command.program, list(command.argv[1:])
     interpreter = _INTERPRETERS[family_of(program)]
     codes, rest, module = _walk(interpreter, words)
+    if family_of(program) in {"perl", "ruby"} and any(_IN_PLACE.fullmatch(word) for word in words):
+        for path in rest:
+            yield from path_risk(path, "write")
     for code in codes:
         yield "HIGH", f"{program} runs code that was not looked at"
         yield from code_risk(code)
@@ -177,6 +189,8 @@ def _module(module: str, rest: Sequence[str]) -> Iterator[Found]:
     match module:
         case "pip" | "pipx" | "uv":
             yield Runs((module, *rest))
+        case _ if module.partition(".")[0] == "halter":
+            yield Runs(("halter", *rest))
         case "timeit" | "code" | "pdb" | "cProfile" | "profile" | "trace" | "runpy" if rest:
             yield "HIGH", f"{module} runs code that was not looked at"
         case "http.server" | "smtpd":

@@ -168,6 +168,8 @@ def _tar(command: Command) -> Iterator[Found]:
     flags = words[0] if words and not words[0].startswith("-") else ""
     if "x" in flags or has(words, "x", "--extract", "--get"):
         yield "MEDIUM", "files are unpacked over others"
+        for path in operands(words):
+            yield from path_risk(path, "write")
         for folder in values_of(words, "-C", "--directory"):
             yield from _unpacked(folder)
         if has(words, "P", "--absolute-names") or "P" in flags:
@@ -194,6 +196,8 @@ def _unpacker(command: Command) -> Iterator[Found]:
     if has(words, "ltvZ", "--list"):
         return
     yield "MEDIUM", "files are unpacked over others"
+    for path in operands(words):
+        yield from path_risk(path, "write")
     for folder in values_of(words, "-d", "-o"):
         yield from _unpacked(folder)
 

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from halter.guard.commands import Command
-from halter.guard.places import Finding
+from halter.guard.places import Finding, path_risk
 
 
 class Runs(msgspec.Struct, frozen=True):
@@ -114,6 +114,8 @@ def verbs(high: str = "", critical: str = "", low: str = "", *, otherwise: bool 
             if word in words:
                 yield "HIGH", f"{command.program} {word} changes or deletes a lot"
         verb = next(iter(operands(words)), "")
+        if {"cp", "copy", "copyto", "mv", "move", "sync"} & set(words):
+            yield from path_risk(operands(words)[-1], "write")
         if verb not in mild and deletes(words):
             yield "HIGH", f"{command.program} {deletes(words)} deletes something"
         if otherwise and verb not in mild:

@@ -114,6 +114,9 @@ def _running(verb: str, words: Sequence[str]) -> Iterator[Found]:
 
 
 def _changing(verb: str, words: Sequence[str]) -> Iterator[Found]:
+    if verb in {"checkout", "restore", "mv", "rm"}:
+        for path in operands(words):
+            yield from path_risk(path, "write")
     match verb:
         case "push":
             forced = (

@@ -162,6 +162,8 @@ def _database(command: Command) -> Iterator[Found]:
             yield from path_risk(found[1], "write")
         if _LOADED_BY_CLIENT.search(statement):
             yield "HIGH", f"{command.program} loads a library"
+    for path in operands(words)[:1] if command.program in {"sqlite3", "duckdb"} else ():
+        yield from (found for found in path_risk(path, "write") if found[0] == "CRITICAL")
     if command.is_fed and command.input is None:
         yield "HIGH", f"{command.program} runs statements that were not looked at"
     if any(True for _ in values_of(words, "-f", "--file")):
@@ -304,7 +306,8 @@ _DECIDING: Final = _names("approve deny resume cancel trust on off erase budget 
 
 
 def _halter(command: Command) -> Iterator[Found]:
-    verb = next(iter(operands(command.argv[1:])), "")
+    words = operands(command.argv[1:])
+    verb = next((word for word in words[:3] if word in _DECIDING), next(iter(words), ""))
     if verb in _DECIDING:
         yield "CRITICAL", f"halter {verb} is for people to say"
     else:
@@ -404,6 +407,9 @@ WRAPPING: Final[Mapping[str, Judge]] = {
 
 def written_by_wrapper(command: Command) -> Iterator[Found]:
     """Judge the files that a wrapper writes itself."""
+    if command.program == "script":
+        for path in operands(command.argv[1:]):
+            yield from path_risk(path, "write")
     if command.program in {"strace", "ltrace", "time"}:
         for path in values_of(command.argv[1:], "-o", "--output"):
             yield from path_risk(path, "write")
