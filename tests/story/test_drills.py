@@ -45,7 +45,7 @@ BITES = {
     "secrets": r"is seen in",
     "flood": r"and may (take|use)|was let sleep",
     "authority": r"SKILL.md was changed",
-    "restore": r"were spent under a cap of",
+    "restore": r"was denied, and ran",
 }
 """What the checker of each drill finds where that part is broken which `--teeth` breaks."""
 ON_SQLITE = [name for name in DRILLS if "sqlite" in find(name).stores]
