@@ -80,6 +80,8 @@ class Open(msgspec.Struct, frozen=True):
     asked_at: int
     expires_at: int
     body: bytes | None
+    proposed: bytes | None = None
+    kind: str | None = None
 
     @property
     def stream(self) -> StreamId:
@@ -89,10 +91,19 @@ class Open(msgspec.Struct, frozen=True):
     @property
     def shown(self) -> str:
         """What was to be shown to the person who decides."""
+        if self.about == "proposal" and self.body is None:
+            return self._proposal()
         if self.about not in {"schedule", "changed_server"}:
             return from_body(self.body or b"")
         meant = self.planned() if self.about == "schedule" else self.server_change()
         return "(erased)" if meant is None else meant.shown
+
+    def _proposal(self) -> str:
+        """Put a proposal in words. They stand in the stream of its session alone, and are erased with it."""
+        if self.proposed is None:
+            return "(erased)"
+        case = f"{self.kind}: " if self.kind else ""
+        return f"{self.agent} proposes a {self.name}: {case}{from_body(self.proposed)}"
 
     def planned(self) -> Planned | None:
         """Read the trigger that is asked about; None if it is not, or no longer, the one that the digest names."""

@@ -9,10 +9,11 @@ from typing import Final
 
 import msgspec
 
-from halter.core.events import BodiesErased, DecisionAsked
-from halter.core.ids import FLEET, StreamId, inbox_stream, session_stream
+from halter.core.events import BodiesErased, DecisionAsked, NotificationQueued
+from halter.core.ids import FLEET, OUTBOX, StreamId, inbox_stream, session_stream, trigger_stream
 from halter.core.ports import Draft, Query, Rows, Stored, Write
 from halter.core.rows import DecisionRow, SessionRow, StreamRow
+from halter.core.task_rows import NotificationRow, TriggerRow
 from halter.journal.engine import View
 from halter.journal.rebuild import erasures
 from halter.journal.store import JournalStore
@@ -57,21 +58,32 @@ async def erase_older_than(store: JournalStore, age: int, by: str, reason: str =
     """Erase the sessions that ended more than `age` microseconds ago, and what is as old and belongs to no session."""
     before = await store.now() - age
     sessions = await store.study(lambda view: _with_bodies(view, before))
-    messages = await _erase_fleet(store, before, by, reason)
+    messages = await _erase_outside(store, before, by, reason)
     return msgspec.structs.replace(await erase(store, sessions, by, reason), messages=messages)
 
 
 async def erase_messages(store: JournalStore, by: str, reason: str = "") -> Erasure:
-    """Erase what was said outside of sessions: messages that needed none, and questions to people that are over."""
-    messages = await _erase_fleet(store, await store.now() + 1, by, reason)
+    """Erase what was said outside of sessions.
+
+    That is messages that needed none, questions to people that are over, what people were told, and what triggers were
+    to do that have ended.
+    """
+    messages = await _erase_outside(store, await store.now() + 1, by, reason)
     return Erasure((), (), await store.scrub(), messages)
 
 
-async def _erase_fleet(store: JournalStore, before: int, by: str, reason: str) -> int:
-    """Erase the bodies in the fleet's stream up to a moment, or to the first question that still waits for a person."""
-    after = (await store.study(erasures)).get(FLEET, 0)
+async def _erase_outside(store: JournalStore, before: int, by: str, reason: str) -> int:
+    """Erase the bodies of all streams that belong to no session, and tell how many there were."""
+    triggers = await store.ask(Query("all_triggers", TriggerRow))
+    ended = [trigger_stream(row.trigger) for row in triggers if row.ended_at is not None and row.ended_at < before]
+    return sum([await _erase_stream(store, stream, before, by, reason) for stream in (FLEET, OUTBOX, *ended)])
+
+
+async def _erase_stream(store: JournalStore, stream: StreamId, before: int, by: str, reason: str) -> int:
+    """Erase the bodies of a stream up to a moment, or to the first that is still needed."""
+    after = (await store.study(erasures)).get(stream, 0)
     through, bodies = after, 0
-    while page := await store.read(FLEET, through, _PAGE):
+    while page := await store.read(stream, through, _PAGE):
         for stored in page:
             if stored.at >= before or await _waits(store, stored):
                 page = ()
@@ -82,17 +94,23 @@ async def _erase_fleet(store: JournalStore, before: int, by: str, reason: str) -
             break
     if not bodies:
         return 0
-    event = BodiesErased(stream=FLEET, through=through, by=by, reason=reason)
-    await store.commit(Write(FLEET, await _key(store, FLEET), lambda _: [Draft(event)]))
+    event = BodiesErased(stream=stream, through=through, by=by, reason=reason)
+    await store.commit(Write(FLEET, await _key(store, stream), lambda _: [Draft(event)]))
     return bodies
 
 
 async def _waits(store: JournalStore, stored: Stored) -> bool:
-    """Tell whether an event asks a person something that they have not answered yet, and still can."""
-    if not isinstance(stored.event, DecisionAsked):
-        return False
-    found = await store.ask(Query("decision", DecisionRow, {"decision": stored.event.decision}))
-    return bool(found) and not found[0].verdict and found[0].expires_at > await store.now()
+    """Tell whether an event asks a person something that they still can answer, or tells them what was not sent yet."""
+    match stored.event:
+        case DecisionAsked(decision=decision):
+            asked = await store.ask(Query("decision", DecisionRow, {"decision": decision}))
+            return bool(asked) and not asked[0].verdict and asked[0].expires_at > await store.now()
+        case NotificationQueued(notification=notification):
+            rows = await store.ask(Query("all_notifications", NotificationRow))
+            queued = [row for row in rows if row.notification == notification]
+            return bool(queued) and queued[0].sent_at is None and not queued[0].gave_up
+        case _:
+            return False
 
 
 async def _erase(store: JournalStore, session: str, by: str, reason: str) -> Refused | None:

@@ -140,7 +140,7 @@ def propose_precedent(agent: str, clock: Clock) -> Verb:
 
 
 def _question(agent: str, proposal: str, what: str, text: str, now: int) -> Happening:
-    """Put a proposal before a person, once."""
+    """Put a proposal before a person, once. Its words stand in the session's own stream, and are erased with them."""
     decision = f"proposal/{proposal}"
     event = DecisionAsked(
         decision=decision,
@@ -151,8 +151,7 @@ def _question(agent: str, proposal: str, what: str, text: str, now: int) -> Happ
         expires_at=now + WAITS,
         agent=agent,
     )
-    shown = f"{agent} proposes a {what}: {text}"
-    return Happening(event, to_body(shown), FLEET, unless=(DecisionRow, (decision,)))
+    return Happening(event, stream=FLEET, unless=(DecisionRow, (decision,)))
 
 
 class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -151,11 +151,16 @@ SELECT * FROM decisions
 WHERE verdict = '' AND agent = :agent AND about IN ('changed_tool', 'changed_server') ORDER BY asked_at, decision;
 
 -- name: open_decisions
--- What needs somebody, the longest waiting first. A session that is over needs nobody.
-SELECT d.*, e.body, e.facts FROM decisions d
+-- What needs somebody, the longest waiting first. A session that is over needs nobody. The words of a proposal are
+-- those of the session that made it, and go with them.
+SELECT d.*, e.body, e.facts, w.body AS proposed, p.kind FROM decisions d
 LEFT JOIN events e
     ON e.stream = CASE d.session WHEN '' THEN 'fleet' ELSE 'session:' || d.session END AND e.seq = d.asked_seq
 LEFT JOIN sessions s ON s.session = d.session
+LEFT JOIN memories m ON d.about = 'proposal' AND m.memory = d.subject
+LEFT JOIN precedents p ON d.about = 'proposal' AND p.precedent = d.subject
+LEFT JOIN events w
+    ON w.stream = 'session:' || COALESCE(m.session, p.session) AND w.seq = COALESCE(m.proposed_seq, p.proposed_seq)
 WHERE d.verdict = '' AND d.expires_at > :now AND d.about <> '' AND s.ended_at IS NULL ORDER BY d.asked_at, d.decision;
 
 -- name: budget
