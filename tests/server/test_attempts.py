@@ -160,6 +160,20 @@ def test_who_makes_up_forwarded_addresses_is_limited_as_one_and_locks_out_nobody
     assert not attempts.wait(Place(here, "10.9.9.9"), "x", MINUTE)
 
 
+def test_who_goes_through_the_networks_of_one_site_is_limited_as_one_and_locks_out_nobody_who_is_in() -> None:
+    attempts = Attempts(3)
+    person = place_of("2001:db8:1:ffff::1")
+    attempts.right(person, "theirs")
+    for number in range(3 * PROXIED):
+        place = place_of(f"2001:db8:1:{number:x}::1")
+        assert not attempts.wait(place, "x", 0)
+        attempts.wrong(place, "x", 0)
+    assert attempts.wait(place_of("2001:db8:1:9999::1"), "x", 0)
+    assert not attempts.wait(person, "theirs", 0)
+    assert not attempts.wait(place_of("2001:db8:2::1"), "x", 0)
+    assert not attempts.wait(place_of("2001:db8:1:9999::1"), "x", MINUTE)
+
+
 def test_what_is_remembered_of_attempts_is_bounded() -> None:
     attempts = Attempts(3)
     for number in range(3 * MOST_NAMES):

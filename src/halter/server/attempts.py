@@ -16,7 +16,9 @@ from halter.server.limits import Rates
 
 MOST_PROVEN: Final = 10_000
 PROXIED: Final = 10
-"""So many times as much may come through a proxy on this machine, from all places together."""
+"""So many times as much may come through a proxy on this machine, or from all IPv6 networks of one site."""
+SITE: Final = 48
+"""The bits by which an IPv6 site is known: many providers give a single customer all networks of one."""
 FORWARDED: Final = b"x-forwarded-for"
 
 
@@ -52,6 +54,11 @@ def _network(text: str) -> str:
     return text if address is None else str(address)
 
 
+def _around(origin: str) -> str:
+    """Name the site that an IPv6 network belongs to; other places belong to none."""
+    return str(ip_network(origin).supernet(new_prefix=SITE)) if origin.endswith("/64") else ""
+
+
 def name_of(shown: str) -> str:
     """Name what was shown, without keeping it."""
     return hashlib.sha256(shown.encode("utf-8", "replace")).hexdigest()
@@ -63,6 +70,7 @@ class Attempts:
     def __init__(self, most: int) -> None:
         self._origins = Rates(most)
         self._peers = Rates(PROXIED * most)
+        self._sites = Rates(PROXIED * most)
         self._proven: dict[tuple[str, str], None] = {}
 
     def wait(self, place: Place, shown: str, now: int) -> int:
@@ -70,7 +78,9 @@ class Attempts:
         if (place.origin, name_of(shown)) in self._proven:
             return 0
         through_proxy = 0 if place.origin == place.peer else self._peers.is_spent(place.peer, now)
-        return self._origins.is_spent(place.origin, now) or through_proxy
+        site = _around(place.origin)
+        from_site = self._sites.is_spent(site, now) if site else 0
+        return self._origins.is_spent(place.origin, now) or through_proxy or from_site
 
     def wrong(self, place: Place, shown: str, now: int) -> None:
         """Count one that was wrong, also where it was right before."""
@@ -78,6 +88,8 @@ class Attempts:
         self._origins.wait(place.origin, now)
         if place.origin != place.peer:
             self._peers.wait(place.peer, now)
+        if site := _around(place.origin):
+            self._sites.wait(site, now)
 
     def right(self, place: Place, shown: str) -> None:
         """Remember one that was right; the newest are kept."""
@@ -89,4 +101,4 @@ class Attempts:
 
     def remembered(self) -> int:
         """Tell how much is kept."""
-        return self._origins.remembered() + self._peers.remembered() + len(self._proven)
+        return sum(each.remembered() for each in (self._origins, self._peers, self._sites)) + len(self._proven)
