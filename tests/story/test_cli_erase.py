@@ -1,10 +1,13 @@
 """Erasing reaches what a person said, also where it needed no session, and leaves nothing of it in the files."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from halter import Guard
+from halter.settings import read_settings
 from tests.story.test_cli_front import Quick, store_of
 
 
@@ -65,8 +68,11 @@ def test_what_is_to_be_erased_is_named_in_one_way(ada: Quick, words: tuple[str, 
     assert ada.types("erase", *words, "--yes")[0] == 2
 
 
+SECRET = "sk-ant-api03-" + "AAAAbbbbCCCCddddEEEEffffGGGGhhhhIIIIjjjjKKKKllll1234567890"
+
+
 def test_a_secret_in_an_agents_own_words_does_not_stand_in_the_store(ada: Quick) -> None:
-    secret = "sk-ant-api03-" + "AAAAbbbbCCCCddddEEEEffffGGGGhhhhIIIIjjjjKKKKllll1234567890"
+    secret = SECRET
     ada.writes(f"- text: All is well with {secret}.\n", more=f"instructions: Use {secret} for everything.\n")
     assert ada.types("run", str(ada.agent), "look around")[0] == 0
     assert sessions(ada)
@@ -76,3 +82,32 @@ def test_a_secret_in_an_agents_own_words_does_not_stand_in_the_store(ada: Quick)
     assert "agent.yaml:4, " in str(checks)
     assert "replies.yaml:1: " in str(checks)
     assert secret not in str(checks)
+
+
+def test_a_secret_in_the_policy_of_a_playbook_or_a_guard_does_not_stand_in_the_store(ada: Quick) -> None:
+    ada.writes(more=f"allowed_models: ['scripted:script', 'acme:{SECRET}']\n")
+    (ada.agent / "look.yaml").write_text("- call: look\n")
+    assert ada.types("trust", str(ada.agent))[0] == 0
+    assert ada.types("play", str(ada.agent / "look.yaml"))[0] == 0
+    asyncio.run(guarded(ada))
+    assert len(sessions(ada)) == 2
+    assert left(ada, SECRET.encode()) == []
+
+
+async def guarded(ada: Quick) -> None:
+    settings = read_settings(ada.environ, ada.home)
+    policy = {"allowed_models": [f"acme:{SECRET}"]}
+    guard = Guard(str(store_of(ada)), "clerk", tools=[], settings=settings, policy=policy)
+    async with guard, guard.session("look"):
+        """The session has begun, and its definition is in the store."""
+
+
+def test_a_key_in_the_address_of_a_provider_stays_with_the_fleets_file(ada: Quick) -> None:
+    file = ada.home / "halter.yaml"
+    address = f"https://models.example/{SECRET}/v1"
+    file.write_text(f"mode: ASSIST\nproviders: {{acme: {{wire: openai, base_url: '{address}'}}}}\n")
+    ada.environ["HALTER_FLEET"] = str(file)
+    code, _, beside = ada.types("run", str(ada.agent), "look around")
+    assert code == 0, beside
+    assert json.loads(ada.types("policy", "--json")[1])["policy"] == {"mode": "ASSIST", "providers": {}}
+    assert left(ada, SECRET.encode()) == []

@@ -11,6 +11,7 @@ from halter.config.tasks import recorded_tasks
 from halter.core.clock import HOUR
 from halter.core.ids import Digest
 from halter.core.ports import Store
+from halter.core.spec import Resolved
 
 GOOD_FOR: Final = HOUR
 """How long it is relied upon that the store has it. What no session names is swept away, but not before a day."""
@@ -34,11 +35,18 @@ class Defined:
             "tasks": recorded_tasks(read.tasks),
         }
         written = msgspec.json.encode(said, order="sorted")
-        if redact is not None:
-            written = msgspec.json.encode(_masked(msgspec.json.decode(written), redact), order="sorted")
-        digest = await store.put(written)
+        digest = await store.put(written if redact is None else _without_secrets(written, redact))
         self._kept = (agent, digest, now)
         return digest
+
+
+async def keep_policy(store: Store, policy: Resolved, redact: Callable[[str], str]) -> Digest:
+    """Put away what defines a session that has no mind of its own, without the secrets that somebody wrote into it."""
+    return await store.put(_without_secrets(policy.canonical(), redact))
+
+
+def _without_secrets(written: bytes, redact: Callable[[str], str]) -> bytes:
+    return msgspec.json.encode(_masked(msgspec.json.decode(written), redact), order="sorted")
 
 
 def _masked(value: Any, redact: Callable[[str], str]) -> Any:
@@ -49,6 +57,6 @@ def _masked(value: Any, redact: Callable[[str], str]) -> Any:
         case list():
             return [_masked(each, redact) for each in cast("list[Any]", value)]
         case Mapping():
-            return {key: _masked(each, redact) for key, each in cast("Mapping[str, Any]", value).items()}
+            return {redact(key): _masked(each, redact) for key, each in cast("Mapping[str, Any]", value).items()}
         case _:
             return value

@@ -24,6 +24,7 @@ import msgspec
 
 from halter.app.agent import UNTHINKING, Assembled, unique
 from halter.app.budgets import current_budgets
+from halter.app.defined import keep_policy
 from halter.app.desk.money import Budget, shown_budgets
 from halter.app.doors import gatehouse_for
 from halter.app.opened import App
@@ -154,7 +155,7 @@ class Guard(Program["_Opened"]):
             agent=self._agent,
             kind="task",
             started_by=self._settings.person,
-            definition=await opened.store.put(opened.agent.policy.canonical()),
+            definition=await keep_policy(opened.store, opened.agent.policy, opened.gatehouse.redacted),
         )
         body = to_body(opened.gatehouse.redacted(task))
         await opened.store.commit(life.start(started, *await kept(opened.store, body)))

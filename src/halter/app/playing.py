@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from halter.app.agent import Assembled
 from halter.app.attending import granted, standing_of
+from halter.app.defined import keep_policy
 from halter.app.doors import gatehouse_for
 from halter.app.opened import LEASE, App
 from halter.app.speaking import Speaking
@@ -44,7 +45,8 @@ async def begin(app: App, agent: Assembled, playbook: Playbook, inputs: Mapping[
             f"its tools are {listed(sorted(agent.tools)) or 'none'}."
         )
     task = written(Task(playbook, inputs))
-    if from_body(task) != gatehouse_for(app, agent.policy, agent.secrets).redacted(from_body(task)):
+    redact = gatehouse_for(app, agent.policy, agent.secrets).redacted
+    if from_body(task) != redact(from_body(task)):
         raise ConfigError(
             f"{playbook.file}, or an input, holds a secret in plain text: write ${{secret:NAME}} instead."
         )
@@ -54,7 +56,7 @@ async def begin(app: App, agent: Assembled, playbook: Playbook, inputs: Mapping[
         agent=agent.policy.name,
         kind="task",
         started_by=app.settings.person,
-        definition=await app.store.put(agent.policy.canonical()),
+        definition=await keep_policy(app.store, agent.policy, redact),
     )
     await app.store.commit(life.start(event, *await kept(app.store, task)))
     return session

@@ -1,7 +1,7 @@
 """The policy in force: the store's, which binds every process on it, and the file here where that is stricter."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +13,7 @@ from halter.core.events import FleetPolicyAdopted
 from halter.core.ports import Query, Store
 from halter.core.rows import FleetPolicyRow
 from halter.guard.policies import adopt_first
+from halter.guard.redact import Redactor
 from halter.settings import Settings
 
 DEFAULT: Final = Fleet()
@@ -138,11 +139,19 @@ async def bind_policy(store: Store, written: Fleet | None, by: str) -> InForce:
     return msgspec.structs.replace(found, adopted=adopted)
 
 
+def _storable(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave a provider with the file whose address holds a key: what is stored here is never erased."""
+    redact = Redactor({}, {}).redact
+    providers: Mapping[str, Any] = said.get("providers") or {}
+    kept = {name: each for name, each in providers.items() if redact(text := canonical({name: each})) == text}
+    return said if len(kept) == len(providers) else {**said, "providers": kept}
+
+
 def adoption(
     written: Fleet, by: str, *, replaces: str = "", loosens: tuple[str, ...] = (), reason: str = ""
 ) -> FleetPolicyAdopted:
     """Make the event by which a file becomes the store's policy."""
-    policy, limits = canonical(written.said), written.spec.limits
+    policy, limits = canonical(_storable(written.said)), written.spec.limits
     return FleetPolicyAdopted(
         policy=policy,
         digest=policy_digest(policy),
