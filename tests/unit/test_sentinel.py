@@ -107,13 +107,26 @@ def test_a_blocked_process_is_ended_for_a_deadline_or_a_halt_and_nothing_else() 
     assert looks(*blocked, deadline=0, workers=()) == ""
 
 
-def test_a_blocked_process_that_keeps_the_store_locked_is_ended_since_no_halt_could_be_written() -> None:
-    for locked, why in ((range(6, 20), "it kept the store locked"), (range(6, 9), ""), (range(18, 20), "")):
-        signs = [Look(tick / 10, Signs(1), "S", 0.0, tick in locked) for tick in range(20)]
-        silence = begun(signs[0])
-        for look in signs[1:]:
-            silence = listened(silence, look)
-        assert why_to_end(silence, signs[-1], lambda _: "") == why
+@pytest.mark.parametrize(
+    ("seconds", "state", "share", "locked", "why"),
+    [
+        (2.0, "R", 0.9, (0.6, 2.0), "it kept the store locked"),
+        (2.0, "R", 0.9, (0.6, 1.4), ""),
+        (2.0, "R", 0.9, (1.2, 2.0), ""),
+        (9.0, "S", 0.0, (0.6, 9.0), ""),
+        (11.0, "S", 0.0, (0.6, 11.0), "it kept the store locked"),
+    ],
+)
+def test_a_blocked_process_that_keeps_the_store_locked_is_ended_since_no_halt_could_be_written(
+    seconds: float, state: str, share: float, locked: tuple[float, float], why: str
+) -> None:
+    """One that computes nothing is given longer: it may have the lock, and wait for a busy processor."""
+    times = [tick / 10 for tick in range(int(seconds * 10) + 1)]
+    signs = [Look(at, Signs(1), state, share * at, locked[0] <= at <= locked[1]) for at in times]
+    silence = begun(signs[0])
+    for look in signs[1:]:
+        silence = listened(silence, look)
+    assert why_to_end(silence, signs[-1], lambda _: "") == why
 
 
 def test_a_silence_counts_from_before_the_first_look_unless_the_process_was_stopped() -> None:

@@ -34,8 +34,10 @@ OVERDUE: Final = 1.0
 """Seconds after a deadline within which the process itself would have stopped the call."""
 LATE: Final = 1.0
 """Seconds: if a tick takes so long, this program itself was held up, and knows nothing about the other."""
-LOCKED: Final = 0.5
+LOCKED: Final = 1.0
 """Seconds for which a process that gives no sign of life may keep the store locked for all others."""
+LOCKED_ASLEEP: Final = 10.0
+"""The same for a process that computes nothing: on a busy machine it may wait for its own turn that long."""
 STOPPED: Final = "Tt"
 """The states of a process that a signal or a debugger has stopped: it does nothing, and is left alone."""
 UNENDED: Final = (
@@ -114,9 +116,10 @@ def why_to_end(silence: Silence, look: Look, ask: Ask) -> str:
         return ""
     if is_overdue(look):
         return "a call was out of time"
-    if silence.locked_since is not None and look.at - silence.locked_since >= LOCKED:
-        # Not even a halt can be written down then.
-        return "it kept the store locked"
+    if silence.locked_since is not None:
+        # Not even a halt can be written down then, and SQLite may keep waiting who asks for one.
+        patience = LOCKED if look.cpu - silence.cpu >= COMPUTED else LOCKED_ASLEEP
+        return "it kept the store locked" if look.at - silence.locked_since >= patience else ""
     return next((f"{scope} is halted" for worker in look.signs.workers if (scope := ask(worker))), "")
 
 
