@@ -96,6 +96,7 @@ class _Stream:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
+        self.users = 0
 
     def write(self, text: str) -> int:
         call = _CALL.get()
@@ -119,48 +120,15 @@ class _Stream:
         return getattr(self.stream, name)
 
 
-class _Watch:
-    """Puts the standard streams and the making of log records in place while any app is open."""
+class _Records:
+    """Makes log records as before, and masks those of a call."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open = 0
-        self._streams: dict[str, _Stream] = {}
-        self._records = logging.getLogRecordFactory()
+    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
+        self.make = make
+        self.users = 0
 
-    def begin(self) -> None:
-        with self._lock:
-            self._open += 1
-            if self._open == 1:
-                self._put_in_place()
-
-    def end(self) -> None:
-        with self._lock:
-            self._open -= 1
-            if not self._open:
-                self._put_back()
-
-    def _put_in_place(self) -> None:
-        for name in ("stdout", "stderr"):
-            stream = cast("TextIO | None", getattr(sys, name))
-            if stream is not None:
-                self._streams[name] = _Stream(stream)
-                setattr(sys, name, self._streams[name])
-        self._records = logging.getLogRecordFactory()
-        logging.setLogRecordFactory(self._record)
-
-    def _put_back(self) -> None:
-        """Put back what was there, unless another has put something else there meanwhile."""
-        for name, stream in self._streams.items():
-            if getattr(sys, name) is stream:
-                setattr(sys, name, stream.stream)
-        self._streams.clear()
-        if logging.getLogRecordFactory() == self._record:
-            logging.setLogRecordFactory(self._records)
-
-    def _record(self, *args: Any, **more: Any) -> logging.LogRecord:
-        record = self._records(*args, **more)
-        call = _CALL.get()
+    def __call__(self, *args: Any, **more: Any) -> logging.LogRecord:
+        record, call = self.make(*args, **more), _CALL.get()
         return record if call is None else _masked_record(record, call)
 
 
@@ -179,14 +147,40 @@ def _masked_record(record: logging.LogRecord, call: _Call) -> logging.LogRecord:
     return record
 
 
-_WATCH: Final = _Watch()
+_LOCK: Final = threading.Lock()
 
 
 @contextmanager
 def prints_watched() -> Generator[None]:
-    """Have masks work while the block runs."""
-    _WATCH.begin()
+    """Have masks work while the block runs, over whatever the standard streams are when it begins."""
+    with _LOCK:
+        streams = {name: _placed_stream(name) for name in ("stdout", "stderr") if getattr(sys, name) is not None}
+        records = _placed_records()
     try:
         yield
     finally:
-        _WATCH.end()
+        with _LOCK:
+            for name, stream in streams.items():
+                stream.users -= 1
+                # What another has put there meanwhile is left alone.
+                if not stream.users and getattr(sys, name) is stream:
+                    setattr(sys, name, stream.stream)
+            records.users -= 1
+            if not records.users and logging.getLogRecordFactory() is records:
+                logging.setLogRecordFactory(records.make)
+
+
+def _placed_stream(name: str) -> _Stream:
+    now = cast("TextIO | _Stream", getattr(sys, name))
+    stream = now if isinstance(now, _Stream) else _Stream(now)
+    stream.users += 1
+    setattr(sys, name, stream)
+    return stream
+
+
+def _placed_records() -> _Records:
+    now = logging.getLogRecordFactory()
+    records = now if isinstance(now, _Records) else _Records(now)
+    records.users += 1
+    logging.setLogRecordFactory(records)
+    return records
