@@ -13,14 +13,14 @@ BEFORE: list[tuple[int, int]] = []
 """What the processor had done when it was looked at last: time in all, and time at rest."""
 
 
-# In the process itself, because it remembers how far the processor was: it only reads a few lines of the system.
+# In the process itself: what is called every few seconds, and only reads a little, is not worth a process of its own.
 @tool(level="SAFE", effect="read", isolate=False)
 def look_at_machine() -> dict[str, float]:
     """Tell how much of the processor, the memory and the disk is used, in percent."""
     return {"cpu": _cpu(), "memory": _memory(), "disk": _disk(HERE)}
 
 
-@tool(level="SAFE", effect="read")
+@tool(level="SAFE", effect="read", isolate=False)
 def check_service() -> dict[str, bool | int]:
     """Ask the local service how it is. Without an answer its status is 0."""
     try:
@@ -36,7 +36,7 @@ def check_service() -> dict[str, bool | int]:
     return {"up": status == http.client.OK, "status": status}
 
 
-@tool(level="SAFE", effect="read")
+@tool(level="SAFE", effect="read", isolate=False)
 def list_old_files(days: int) -> list[str]:
     """List the temporary files that nobody has touched for so many days."""
     oldest = time.time() - days * DAY
