@@ -128,9 +128,9 @@ def test_always_makes_a_rule_for_as_long_as_was_said(house: House, comes: Comes)
     expect(dialog(page).get_by_role("alert")).to_contain_text("not a duration")
     dialog(page).get_by_label("For how long").fill("1h")
     expect(dialog(page).get_by_text("- with exactly the same arguments")).to_be_visible()
-    dialog(page).get_by_label("Or in your own words").fill("any:to")
+    dialog(page).get_by_label("Or in your own words").fill("any:amount")
     press(dialog(page), "Approve, and always")
-    expect(page.get_by_text("to is anything at all")).to_be_visible()
+    expect(page.get_by_text("amount is anything at all")).to_be_visible()
 
 
 def test_a_session_at_its_cap_goes_on_when_the_cap_is_raised(house: House, comes: Comes) -> None:
