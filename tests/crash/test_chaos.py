@@ -26,10 +26,15 @@ def test_workers_that_are_killed_and_stopped_lose_nothing_and_do_nothing_twice()
 
 
 def test_a_fence_that_is_gone_is_found(postgres_url: str) -> None:
-    result = run(Setting(postgres_url, 20, teeth=True))
-    told = result.detail["violations"]
-    assert any("was written by" in sentence or "for the second time" in sentence for sentence in told), told
-    assert result.detail["left_out"] == LEFT_OUT
+    """Two workers have to meet at one session, which real processes do not do in every run."""
+    told: list[str] = []
+    for _ in range(3):
+        result = run(Setting(postgres_url, 20, teeth=True))
+        assert result.detail["left_out"] == LEFT_OUT
+        told += result.detail["violations"]
+        if any("was written by" in sentence or "for the second time" in sentence for sentence in told):
+            return
+    pytest.fail(str(told))
 
 
 @pytest.mark.parametrize("seed", range(50))
