@@ -500,4 +500,4 @@ def test_a_fleet_is_read_from_its_file(tmp_path: Path) -> None:
 def test_files_are_named_as_they_were_given(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         read_agent(tmp_path)
-    assert str(refused.value) == f"{tmp_path}/agent.yaml is missing: write it, or name another folder."
+    assert str(refused.value) == f"{tmp_path}/agent.yaml is missing: write it, or name another one."

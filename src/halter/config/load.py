@@ -57,7 +57,7 @@ def load_file(path: Path, shown: str | None = None) -> Document:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{name} is missing: write it, or name another folder.") from None
+        raise ConfigError(f"{name} is missing: write it, or name another one.") from None
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror or error}.") from error
     return load_bytes(data, name)
