@@ -146,7 +146,7 @@ async def test_a_link_swapped_in_between_leads_nowhere(desk: Desk) -> None:
     (folder / "secret.txt").write_text("harmless")
     answers: set[str] = set()
     with swapping(folder, desk.root / "inner", desk.outside):
-        for number in range(300):
+        for number in range(100):
             for name, more in (("read_file", {}), ("write_file", {"text": "harmless"})):
                 try:
                     answers.add(await desk.do(name, path="inner/secret.txt", **more))
@@ -154,7 +154,7 @@ async def test_a_link_swapped_in_between_leads_nowhere(desk: Desk) -> None:
                     answers.add(str(failed)[:10])
             assert (desk.outside / "secret.txt").read_text() == SECRET, number
     assert SECRET not in answers
-    assert "harmless" in answers
+    assert answers & {"harmless", "Wrote 8 bytes to inner/secret.txt."}, "No call ever met the folder itself."
     assert [each.name for each in desk.outside.iterdir()] == ["secret.txt"]
 
 
