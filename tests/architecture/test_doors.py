@@ -21,6 +21,7 @@ from halter.tools.tool import FunctionTool, tool
 from halter.work.verbs import ask_user
 
 SOURCE = Path(__file__).parents[2] / "src" / "halter"
+DRILLS = SOURCE.with_name("halter_drills")
 DOORS = {Path("guard/chokepoint.py"), Path("guard/request.py")}
 PROGRAM = Path("tools/isolated_program.py")
 """The program of an isolated tool's own process makes the permit of its one call, and cannot be imported."""
@@ -231,6 +232,12 @@ def names_of(node: ast.AST) -> set[str]:
 @pytest.mark.parametrize("name", RESERVED)
 def test_what_acts_is_named_only_where_a_permit_opens_it(name: str) -> None:
     assert namers(SOURCE, name) == RESERVED[name]
+
+
+def test_the_drills_go_through_the_doors() -> None:
+    assert not makers_of_permits(DRILLS)
+    assert not askers_of_models(DRILLS)
+    assert not {name for name in RESERVED if namers(DRILLS, name)}
 
 
 REACHES = {

@@ -23,10 +23,6 @@ from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import SortableIds, session_stream
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
-from halter.drills.checker import check, found_at
-from halter.drills.children import Child, Pipe, children
-from halter.drills.drill import engine
-from halter.drills.lanes import NO_LEASE, buried, heard
 from halter.guard.approvals import decide, needs_you
 from halter.guard.purse import Purse
 from halter.journal.store import JournalStore
@@ -34,6 +30,10 @@ from halter.journal.verify import verify
 from halter.settings import Settings, read_settings
 from halter.state.receipt import receipt
 from halter.state.receipt_lines import Line
+from halter_drills.checker import check, found_at
+from halter_drills.children import Child, Pipe, children
+from halter_drills.drill import engine
+from halter_drills.lanes import NO_LEASE, buried, heard
 
 AGENT: Final = """
 name: watch

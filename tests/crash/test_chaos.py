@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from halter.cli import build
-from halter.drills.chaos import LEFT_OUT, run
-from halter.drills.chaos_plan import ROUND, STOPPED, WORKERS, beginnings, planned, rounds
-from halter.drills.drill import Setting
+from halter_drills.chaos import LEFT_OUT, run
+from halter_drills.chaos_plan import ROUND, STOPPED, WORKERS, beginnings, planned, rounds
+from halter_drills.drill import Setting
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(400)]
 

@@ -20,12 +20,12 @@ from halter.core.clock import SystemClock
 from halter.core.ids import session_stream
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.drills.checker import check, found_at
-from halter.drills.drill import engine
-from halter.drills.lanes import NO_LEASE
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 from halter.state.receipt import Receipt, receipt
+from halter_drills.checker import check, found_at
+from halter_drills.drill import engine
+from halter_drills.lanes import NO_LEASE
 from tests.story.tasks import PRICED, REVIEW, SCRIPT, paper, watch
 
 OUR_CODE: Final = Path(__file__).parents[2] / "src"

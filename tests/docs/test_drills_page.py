@@ -2,11 +2,11 @@
 
 import re
 
-from halter.drills import DRILLS
-from halter.drills.forgeries import FORGED, HONEST
-from halter.drills.leaky import WAYS
-from halter.drills.runaways import BEHAVIOURS
-from halter.drills.tampering import TAMPERINGS
+from halter_drills import DRILLS
+from halter_drills.forgeries import FORGED, HONEST
+from halter_drills.leaky import WAYS
+from halter_drills.runaways import BEHAVIOURS
+from halter_drills.tampering import TAMPERINGS
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "drills.md").read_text("utf-8")

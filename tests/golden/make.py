@@ -92,8 +92,6 @@ from halter.core.rows import AuditRow, DecisionRow, HaltRow, PinRow, RateRow, Ru
 from halter.core.task_project import rows_of_event
 from halter.core.task_rows import OutputRow
 from halter.core.usage import Usage
-from halter.drills.plan import plan
-from halter.drills.workload import Told, Workload
 from halter.guard.switches import switch_off, switch_on
 from halter.journal.rebuild import rebuilt
 from halter.journal.sqlite import SqliteEngine
@@ -102,6 +100,8 @@ from halter.state import life
 from halter.state.session import replay
 from halter.testing.crash import Crash, Crashed, CrashingStore
 from halter.testing.fakes import ManualClock, SeededIds, seeded_salts
+from halter_drills.plan import plan
+from halter_drills.workload import Told, Workload
 from tests.golden.midway import at_rest, left_midway
 
 START = 1_767_225_600 * SECOND

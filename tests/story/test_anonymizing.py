@@ -19,11 +19,11 @@ from halter.core.mind import Mind
 from halter.core.ports import said
 from halter.core.tools import Permit
 from halter.core.usage import FREE, ModelName, Price, Usage
-from halter.drills.agents import begun, policy_of, standing_of
 from halter.guard.ask import Standing
 from halter.guard.request import Answered, ModelDoor, Request
 from halter.models.prices import Prices
 from halter.testing.world import World
+from halter_drills.agents import begun, policy_of, standing_of
 
 NAME = 'Ada "the\\new\' Countess" König'
 MAIL = "ada.koenig@example.com"

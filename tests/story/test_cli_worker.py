@@ -21,8 +21,8 @@ from psycopg import sql
 from halter.config.trust import Trust, folder_digest
 from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
-from halter.drills.chaos_workers import SKEWED
 from halter.journal.open import open_engine
+from halter_drills.chaos_workers import SKEWED
 from tests.story.cables import Cable
 from tests.story.test_cli_talk import Person
 from tests.story.test_cli_up import Up

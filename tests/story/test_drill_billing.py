@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from halter.drills.biller import Case, bill, events
-from halter.drills.billing import LISTED, UNKNOWN, compared, planned, run_cases
-from halter.drills.checker import Fact, Found
-from halter.drills.drill import Setting
+from halter_drills.biller import Case, bill, events
+from halter_drills.billing import LISTED, UNKNOWN, compared, planned, run_cases
+from halter_drills.checker import Fact, Found
+from halter_drills.drill import Setting
 
 
 def kept(recorded: int | None, *, settled: bool = True) -> Found:

@@ -16,7 +16,6 @@ from halter.core.ports import Draft, Lease, Write
 from halter.core.rows import RuleRow
 from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName
-from halter.drills.agents import begun, policy_of, standing_of
 from halter.guard.approvals import needs_you
 from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer, NeedsPerson
@@ -29,6 +28,7 @@ from halter.guard.secrets import GivenSecrets
 from halter.models.prices import Prices
 from halter.testing.world import World
 from halter.tools.tool import tool
+from halter_drills.agents import begun, policy_of, standing_of
 
 SECRET = 'Zq7"\\x8kP2vL9mT4/wR6yB3nD5hF1jG0sA' * 3
 POLICY = policy_of()

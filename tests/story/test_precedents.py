@@ -22,12 +22,12 @@ from halter.core.rows import DecisionRow
 from halter.core.task_project import rows_of_event
 from halter.core.task_rows import MemoryRow, PrecedentRow
 from halter.dispatch.tending import tended
-from halter.drills.children import Pipe, children
 from halter.guard.approvals import needs_you
 from halter.guard.ask import Call
 from halter.journal.verify import verify
 from halter.settings import Settings, read_settings
 from halter.testing.world import World
+from halter_drills.children import Pipe, children
 from tests.story.tasks import ALL_VERBS, WORK, Office, all_is_well, watch
 
 AGENT: Final = "name: clerk\nmodel: scripted\nscript: script.yaml\n" + ALL_VERBS + watch()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from halter.core.clock import SECOND
-from halter.drills.chaos_judge import LEASE, Orphan, Seen, lateness, shared, unended, unpaid
-from halter.drills.chaos_workers import Worker
-from halter.drills.checker import Fact
+from halter_drills.chaos_judge import LEASE, Orphan, Seen, lateness, shared, unended, unpaid
+from halter_drills.chaos_workers import Worker
+from halter_drills.checker import Fact
 
 
 def fact(kind: str, at: float = 0, generation: int = 1, session: str = "courier.sleeps-1", **facts: Any) -> Fact:

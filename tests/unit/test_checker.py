@@ -8,8 +8,8 @@ import pytest
 
 from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
-from halter.drills.checker import Account, Fact, Found, Sums, check, found_at, paid
 from halter.journal.open import open_store
+from halter_drills.checker import Account, Fact, Found, Sums, check, found_at, paid
 
 SESSION = ("session:s", "", "usd")
 LEG = ["session:s", "", "usd", 100]

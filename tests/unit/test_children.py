@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from halter.core.errors import StoreUnavailable
-from halter.drills.children import ChildFailed, Pipe, children
+from halter_drills.children import ChildFailed, Pipe, children
 
 
 def counting(pipe: Pipe, first: int) -> None:

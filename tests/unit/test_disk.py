@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from halter.drills.disk import Deleted, Image, Log, Synced, Wrote, commits, images, write_out
-from halter.drills.recorder import Recorder, RecorderUnusable, sqlite_library
-from halter.drills.wal import committed, pages, parse
+from halter_drills.disk import Deleted, Image, Log, Synced, Wrote, commits, images, write_out
+from halter_drills.recorder import Recorder, RecorderUnusable, sqlite_library
+from halter_drills.wal import committed, pages, parse
 
 Rows = list[tuple[int, bytes]]
 COMMITS = 60

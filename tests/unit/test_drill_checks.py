@@ -3,17 +3,17 @@
 import random
 
 from halter.core.clock import SECOND
-from halter.drills import approval, effects, halt
-from halter.drills.agents import PERSON
-from halter.drills.canaries import KEYS, SPELLINGS, key, spelled, values
-from halter.drills.checker import Fact
-from halter.drills.effects import STEPS, Effect
-from halter.drills.forgeries import FORGED, HONEST
-from halter.drills.metronome import Late, Stall, told_apart
-from halter.drills.secrets import Channel, leaks, seen
-from halter.drills.stuck import KINDS, Mark
 from halter.guard.families import FAMILIES
 from halter.guard.redact import Redactor
+from halter_drills import approval, effects, halt
+from halter_drills.agents import PERSON
+from halter_drills.canaries import KEYS, SPELLINGS, key, spelled, values
+from halter_drills.checker import Fact
+from halter_drills.effects import STEPS, Effect
+from halter_drills.forgeries import FORGED, HONEST
+from halter_drills.metronome import Late, Stall, told_apart
+from halter_drills.secrets import Channel, leaks, seen
+from halter_drills.stuck import KINDS, Mark
 
 HONESTLY = [f"0-{act.__name__}\tpay\t{order}" for act, order in HONEST.items()]
 DONE = [Effect(name, order, f"k{order}") for order, name in enumerate(STEPS, 1)]

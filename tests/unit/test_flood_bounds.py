@@ -7,8 +7,9 @@ import pytest
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.pacing import Autonomy
 from halter.core.usage import Usage
-from halter.drills.checker import Fact
-from halter.drills.flood_bounds import (
+from halter.testing.fakes import ManualClock
+from halter_drills.checker import Fact
+from halter_drills.flood_bounds import (
     Left,
     most_within,
     not_at_rest,
@@ -18,8 +19,7 @@ from halter.drills.flood_bounds import (
     wrong_charges,
     wrong_sleeps,
 )
-from halter.drills.runaways import Outside
-from halter.testing.fakes import ManualClock
+from halter_drills.runaways import Outside
 
 LIMITS = Autonomy()
 

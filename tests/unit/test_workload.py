@@ -12,14 +12,14 @@ from halter.core.events import KINDS, CallSettled, Leaving, OfTriggers, RequestS
 from halter.core.ids import FLEET, StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.money import dollars
 from halter.core.ports import BLOB_FROM, Lease, Stored
-from halter.drills.plan import BLOB_BYTES, child_of, plan, spends
-from halter.drills.workload import SessionTaken, Told, Workload
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 from halter.state.session import Session, replay
 from halter.testing.crash import Crash, Crashed, CrashingStore
 from halter.testing.fakes import ManualClock, SeededIds, seeded_salts
+from halter_drills.plan import BLOB_BYTES, child_of, plan, spends
+from halter_drills.workload import SessionTaken, Told, Workload
 
 SESSION = "drill"
 STREAMS = (session_stream(SESSION), inbox_stream(SESSION), session_stream(child_of(SESSION)), FLEET)

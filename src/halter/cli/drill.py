@@ -15,10 +15,10 @@ from halter.cli.answer import answer_json, answer_table
 from halter.cli.answer import console as screen
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, fail, saying_errors
 from halter.core.text import counted
-from halter.drills import DRILLS, find
+from halter_drills import DRILLS, find
 
 if TYPE_CHECKING:
-    from halter.drills.drill import Drill, Progress, Result, Setting
+    from halter_drills.drill import Drill, Progress, Result, Setting
 
 ALL: Final = "all"
 MOST: Final = 1_000_000
@@ -72,7 +72,7 @@ def drill(
 
     A drill works on a file or a schema of its own and removes it afterwards.
     """
-    from halter.drills.drill import Setting
+    from halter_drills.drill import Setting
 
     if store == "":
         fail("--store is empty: name a store, or leave it out for a throwaway SQLite file.", WRONG_USE)
@@ -92,7 +92,7 @@ def drill(
 
 def _run(name: str, setting: "Setting", console: Console) -> Generator[Done]:
     """Run one drill, or all: on SQLite, and then on a throwaway PostgreSQL if no store is named."""
-    from halter.drills.drill import kind_of
+    from halter_drills.drill import kind_of
 
     kind = kind_of(setting.store)
     wanted = [find(each) for each in (DRILLS if name == ALL else (name,))]
@@ -167,8 +167,8 @@ def _lacking() -> str:
 
 
 def _on(drills: Iterable["Drill"], setting: "Setting", console: Console, places: Iterator[str]) -> Generator[Done]:
-    from halter.drills.broken import in_words
-    from halter.drills.drill import kind_of
+    from halter_drills.broken import in_words
+    from halter_drills.drill import kind_of
 
     for each in drills:
         began = time.monotonic()

@@ -1,0 +1,312 @@
+"""The independent checker: it reads a store with plain SQL and does its own sums.
+
+Nothing here is shared with the code that it checks: no event types, no projections, no money rules. It knows
+only the tables, the JSON of the facts, and what was promised.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from halter_drills.drill import Connection, connection
+
+Account = tuple[str, str, str]
+"""Scope, window, unit."""
+
+
+class Fact(NamedTuple):
+    """One event, as the table has it."""
+
+    stream: str
+    seq: int
+    kind: str
+    at: int
+    generation: int
+    facts: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"event {self.seq} of {self.stream} ({self.kind})"
+
+
+class Sums(NamedTuple):
+    """What the table of budgets says of one account."""
+
+    spent: int
+    held: int
+    overrun: int
+
+    def __str__(self) -> str:
+        return f"{self.spent} spent, {self.held} held, {self.overrun} over"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All that a store holds, in the order in which it was written."""
+
+    events: Sequence[Fact]
+    budgets: Mapping[Account, Sums]
+    holds: Mapping[str, list[list[Any]]]
+    spends: Mapping[str, int]
+    heads: Mapping[str, int]
+
+
+EVENTS: Final = "SELECT stream, seq, kind, at, generation, facts FROM events ORDER BY position"
+BUDGETS: Final = 'SELECT scope, "window", unit, spent, held, overrun FROM budgets'
+
+
+def found_at(url: str) -> Found:
+    """Read everything from the store at a URL."""
+    with closing(connection(url)) as database:
+        return found_in(database)
+
+
+def found_in(database: Connection) -> Found:
+    """Read everything over an open connection."""
+    return Found(
+        [fact(*row) for row in database.execute(EVENTS).fetchall()],
+        {(row[0], row[1], row[2]): Sums(*row[3:]) for row in database.execute(BUDGETS).fetchall()},
+        {row[0]: json.loads(row[1]) for row in database.execute("SELECT hold, legs FROM holds").fetchall()},
+        dict(database.execute("SELECT hold, usd FROM spends").fetchall()),
+        dict(database.execute("SELECT stream, head FROM streams").fetchall()),
+    )
+
+
+def fact(stream: str, seq: int, kind: str, at: int, generation: int, facts: bytes) -> Fact:
+    """Read the JSON of an event."""
+    return Fact(stream, seq, kind, at, generation, json.loads(facts))
+
+
+def check(found: Found, planned: Mapping[Account, int | None] | None = None, *, finished: bool = True) -> list[str]:
+    """Say in sentences what is wrong with the order, the owners and the money of a store.
+
+    `planned` are the caps that whoever made the events was to keep, where they are known better than from the
+    events. With `finished`, every hold must have been settled by now.
+    """
+    books = Books(planned or {})
+    for event in found.events:
+        books.take(event)
+    return [*order(found), *owners(found.events), *books.violations, *books.compared(found, finished=finished)]
+
+
+def order(found: Found) -> list[str]:
+    """Check that each stream counts without a gap, forward in time, up to the head that the store names."""
+    wrong: list[str] = []
+    last: dict[str, Fact] = {}
+    for event in found.events:
+        before = last.get(event.stream)
+        expected = before.seq + 1 if before else 1
+        if event.seq != expected:
+            wrong.append(f"The {event} stands where number {expected} of its stream belongs.")
+        if before and event.at < before.at:
+            wrong.append(f"The {event} is older than the one before it.")
+        last[event.stream] = event
+    ends = {stream: event.seq for stream, event in last.items()}
+    for stream in sorted({*ends, *found.heads}):
+        if ends.get(stream) != found.heads.get(stream):
+            head, end = found.heads.get(stream), ends.get(stream)
+            wrong.append(f"The stream {stream} ends with number {end}, but its head says {head}.")
+    return wrong
+
+
+def owners(events: Iterable[Fact]) -> list[str]:
+    """Check that after a new owner of a session no former one wrote again."""
+    wrong: list[str] = []
+    newest: dict[str, int] = defaultdict(int)
+    for event in events:
+        if not event.stream.startswith("session:") or event.stream.endswith("/in"):
+            continue
+        if event.generation < newest[event.stream]:
+            newer = newest[event.stream]
+            wrong.append(f"The {event} was written by generation {event.generation} after generation {newer}.")
+        newest[event.stream] = max(newest[event.stream], event.generation)
+    return wrong
+
+
+def paid(events: Iterable[Fact], bills: Mapping[str, Sequence[int]]) -> list[str]:
+    """Check the events against what the outside world asked for: each call once, and no less than it cost."""
+    settled = [event.facts for event in events if event.kind == "call_settled" and "charge" in event.facts]
+    charges: dict[str, int] = {facts["call"]: facts["charge"].get("usd", 0) for facts in settled}
+    wrong = [f"The call {call} ran {len(asked)} times." for call, asked in bills.items() if len(asked) > 1]
+    for call, asked in bills.items():
+        if call not in charges:
+            wrong.append(f"The call {call} ran for {asked[0]} and was never charged.")
+        elif charges[call] < asked[0]:
+            wrong.append(f"The call {call} ran for {asked[0]} and was charged {charges[call]}.")
+    return wrong
+
+
+@dataclass(slots=True)
+class Balance:
+    """One account in the checker's own books."""
+
+    cap: int | None = None
+    by_person: bool = False
+    spent: int = 0
+    held: int = 0
+    overrun: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.spent + self.held
+
+
+@dataclass(slots=True)
+class Books:
+    """The checker's own bookkeeping: it looks at every account that an event moves, at that event."""
+
+    planned: Mapping[Account, int | None]
+    violations: list[str] = field(default_factory=list[str])
+    accounts: dict[Account, Balance] = field(default_factory=lambda: defaultdict(Balance))
+    open: dict[str, list[list[Any]]] = field(default_factory=dict[str, list[list[Any]]])
+    started: Counter[str] = field(default_factory=Counter[str])
+    settled: Counter[str] = field(default_factory=Counter[str])
+    charged: dict[str, int] = field(default_factory=dict[str, int])
+    carved: set[str] = field(default_factory=set[str])
+
+    def take(self, event: Fact) -> None:
+        """Enter one event."""
+        entry = _ENTRIES.get(event.kind)
+        if entry is not None:
+            entry(self, event)
+
+    def call_started(self, event: Fact) -> None:
+        self._hold(event, event.facts["call"], event.facts.get("legs", []))
+
+    def request_started(self, event: Fact) -> None:
+        self._hold(event, event.facts["request"], event.facts.get("legs", []))
+
+    def session_started(self, event: Fact) -> None:
+        carved = event.facts.get("carved", [])
+        if carved:
+            self.carved.add(event.facts["session"])
+            self._hold(event, event.facts["session"], carved)
+
+    def call_settled(self, event: Fact) -> None:
+        self._settle(event, event.facts["call"], event.facts.get("charge"))
+
+    def request_settled(self, event: Fact) -> None:
+        self._settle(event, event.facts["request"], event.facts.get("charge"))
+
+    def session_ended(self, event: Fact) -> None:
+        session = event.stream.removeprefix("session:")
+        if session in self.carved:
+            self._settle(event, session, event.facts.get("charge"))
+
+    def cap_changed(self, event: Fact) -> None:
+        account = _account(event.facts)
+        balance = self.accounts[account]
+        balance.cap, balance.by_person = event.facts["cap"], True
+        balance.overrun += event.facts.get("overrun", 0)
+        self._within(event, account)
+
+    def cost_cap_reached(self, event: Fact) -> None:
+        """A refusal is right only if the amount does not fit what is unspent, whatever is held."""
+        account = _account(event.facts)
+        cap, amount = event.facts["cap"], event.facts["amount"]
+        binding = self._binding(account, cap)
+        spent = self.accounts[account].spent
+        if binding is None or amount <= binding - spent:
+            left = "no cap there" if binding is None else f"{binding - spent} left of {binding}"
+            self._say(event, f"refuses {amount} on {_name(account)}, though there was {left}")
+        if (cap, event.facts["spent"]) != (binding, spent):
+            told = event.facts["spent"]
+            self._say(event, f"tells of {told} spent of {cap} on {_name(account)}, where it was {spent} of {binding}")
+
+    def _hold(self, event: Fact, hold: str, legs: list[list[Any]]) -> None:
+        self.started[hold] += 1
+        if self.started[hold] > 1:
+            self._say(event, f"starts {hold} for the second time")
+        if legs:
+            self.open[hold] = legs
+        for scope, window, unit, cap, amount in legs:
+            account = (scope, window, unit)
+            balance = self.accounts[account]
+            if not balance.by_person:
+                balance.cap = self.planned.get(account, cap)
+            balance.held += amount
+            if balance.cap is not None and balance.total > balance.cap:
+                self._say(event, f"brings {_name(account)} to {balance.total} of {balance.cap}")
+
+    def _settle(self, event: Fact, hold: str, charge: dict[str, Any] | None) -> None:
+        self.settled[hold] += 1
+        if self.settled[hold] > 1:
+            self._say(event, f"settles {hold} for the second time")
+            return
+        if hold not in self.started:
+            self._say(event, f"settles {hold}, which was never started")
+            return
+        legs = self.open.pop(hold, [])
+        if charge is None:
+            if legs:
+                self.open[hold] = legs
+            return
+        self._charge(event, hold, legs, charge)
+
+    def _charge(self, event: Fact, hold: str, legs: list[list[Any]], charge: dict[str, Any]) -> None:
+        if hold not in self.carved:
+            self.charged[hold] = charge.get("usd", 0)
+        for scope, window, unit, _, amount in legs:
+            balance = self.accounts[scope, window, unit]
+            balance.held -= amount
+            balance.spent += charge.get(unit, 0)
+        for scope, window, unit, amount in charge.get("overruns", []):
+            self.accounts[scope, window, unit].overrun += amount
+        for scope, window, unit, _, _ in legs:
+            self._within(event, (scope, window, unit))
+
+    def _within(self, event: Fact, account: Account) -> None:
+        balance = self.accounts[account]
+        if balance.cap is not None and balance.total > balance.cap + balance.overrun:
+            beyond = f"{balance.total} of {balance.cap} with {balance.overrun} recorded as overrun"
+            self._say(event, f"leaves {_name(account)} at {beyond}")
+
+    def _binding(self, account: Account, told: int | None) -> int | None:
+        balance = self.accounts[account]
+        return balance.cap if balance.by_person else self.planned.get(account, told)
+
+    def _say(self, event: Fact, wrong: str) -> None:
+        self.violations.append(f"The {event} {wrong}.")
+
+    def compared(self, found: Found, *, finished: bool) -> list[str]:
+        """Compare these books with the tables that the store keeps beside the events."""
+        wrong = [f"The hold {hold} was never settled." for hold in self.open] if finished else []
+        own = {account: Sums(book.spent, book.held, book.overrun) for account, book in self.accounts.items()}
+        for account in sorted({*own, *found.budgets}):
+            here, there = own.get(account, Sums(0, 0, 0)), found.budgets.get(account, Sums(0, 0, 0))
+            if here != there:
+                wrong.append(f"For {_name(account)} the table has {there}; but the events make {here}.")
+        wrong += _unequal("holds", found.holds, self.open)
+        wrong += _unequal("spends", found.spends, self.charged)
+        return wrong
+
+
+_ENTRIES: Final[Mapping[str, Callable[[Books, Fact], None]]] = {
+    "call_started": Books.call_started,
+    "request_started": Books.request_started,
+    "session_started": Books.session_started,
+    "call_settled": Books.call_settled,
+    "request_settled": Books.request_settled,
+    "session_ended": Books.session_ended,
+    "cap_changed": Books.cap_changed,
+    "cost_cap_reached": Books.cost_cap_reached,
+}
+
+
+def _unequal(table: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    for key in sorted({*there, *here}):
+        kept, made = there.get(key, "nothing"), here.get(key, "nothing")
+        if kept != made:
+            yield f"The table of {table} has {kept} for {key}, but the events make {made}."
+
+
+def _account(facts: Mapping[str, Any]) -> Account:
+    return (facts["scope"], facts["window"], facts["unit"])
+
+
+def _name(account: Account) -> str:
+    scope, window, unit = account
+    unit = "micro-dollars" if unit == "usd" else unit
+    return f"{scope} {window} ({unit})" if window else f"{scope} ({unit})"

@@ -1,0 +1,261 @@
+"""What all drills share: what they are told, what they answer, and a store of their own to work on.
+
+A drill proves a promise on the user's own machine. It never touches the user's data: on SQLite it works on a
+file in a folder of its own, on PostgreSQL in a schema of its own, and both are gone afterwards.
+"""
+
+import shutil
+import sqlite3
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import msgspec
+
+from halter.core.clock import Clock, SystemClock
+from halter.core.errors import ConfigError, HalterError, StoreUnavailable
+from halter.core.ids import SortableIds
+from halter.journal.apply import Applier, apply
+from halter.journal.engine import Engine
+from halter.journal.open import masked, open_engine
+from halter.journal.sqlite import LEASE
+from halter.journal.store import JournalStore
+from halter_drills.broken import faults, sentence
+
+if TYPE_CHECKING:
+    from halter.journal.connection import Address
+
+StoreKind = Literal["sqlite", "postgresql"]
+
+SENTENCES_KEPT: Final = 20
+"""How many violations a result spells out; all of them are counted."""
+
+CONNECT_SECONDS: Final = "5"
+PAUSES: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds between attempts to remove a schema, long enough for a server to restart."""
+
+
+class Progress(Protocol):
+    """Whoever wants to see a drill at work."""
+
+    def __call__(self, done: int, total: int, note: str) -> None:
+        """Hear that so many of all cases are done."""
+        ...
+
+
+def unseen(done: int, total: int, note: str) -> None:
+    """Show no progress to anybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a drill is told: where to run, how many cases, and whether one part of it is broken on purpose.
+
+    Without a store it makes a SQLite file in the system's temporary folder. Without a number of seeds it
+    takes as many cases as it needs by itself.
+    """
+
+    store: str | None = None
+    seeds: int | None = None
+    teeth: bool = False
+    progress: Progress = unseen
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a drill found. `detail` says in sentences what was violated, and counts what was tried."""
+
+    drill: str
+    store: str
+    cases: int
+    violations: int
+    detail: dict[str, Any]
+
+
+def result(drill: str, store: str, cases: int, violations: Sequence[str], counts: Mapping[str, Any]) -> Result:
+    """Sum up a drill: every violation counts, the first ones are spelled out."""
+    detail = {**counts, "violations": list(violations[:SENTENCES_KEPT])}
+    return Result(drill, store, cases, len(violations), detail)
+
+
+def _lacking_nothing() -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """A proof of one promise. With `Setting.teeth` it must find violations, or it proves nothing.
+
+    `lacking` says what it needs beside Halter itself that is not installed.
+    """
+
+    name: str
+    proves: str
+    run: Callable[[Setting], Result]
+    stores: tuple[StoreKind, ...] = ("sqlite", "postgresql")
+    lacking: Callable[[], str] = _lacking_nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A store that belongs to one drill, and a folder for its files."""
+
+    kind: StoreKind
+    url: str
+    folder: Path
+
+    def open(
+        self,
+        *,
+        clock: Clock | None = None,
+        lease: int = LEASE,
+        inline: bool = False,
+        applier: Applier = apply,
+    ) -> JournalStore:
+        """Open the store, in this process or in a child; every opening is a worker process of its own."""
+        return JournalStore(engine(self.url, clock or SystemClock(), lease), inline=inline, applier=applier)
+
+    def fresh(self) -> None:
+        """Empty the store, so that one drill can use it for several cases. Nobody may have it open."""
+        if self.kind == "sqlite":
+            for file in self.folder.glob("drill.db*"):
+                file.unlink()
+            return
+        _drop_schema(self.url)
+
+
+def engine(url: str, clock: Clock, lease: int) -> Engine:
+    """Open the engine of a drill's own store."""
+    return open_engine(url, clock=clock, ids=SortableIds(clock.now), lease=lease)
+
+
+def kind_of(url: str | None) -> StoreKind:
+    """Tell what kind of store a URL names; a drill needs one that outlives a process."""
+    scheme = url.partition(":")[0].lower() if url and ":" in url else ""
+    if scheme in ("postgresql", "postgres"):
+        return "postgresql"
+    if scheme in ("", "sqlite"):
+        return "sqlite"
+    raise ConfigError(
+        f"A drill cannot run on the store {masked(url or '')}: name a SQLite file (sqlite:///folder/halter.db) or a "
+        "PostgreSQL database (postgresql://user@host/database), or name none for a throwaway file."
+    )
+
+
+@contextmanager
+def own_store(setting: Setting) -> Generator[Ground]:
+    """Give a drill a store of its own beside the user's, and take it away whatever happens."""
+    kind = kind_of(setting.store)
+    beside = sqlite_file(setting.store).parent if setting.store and kind == "sqlite" else None
+    folder = _own_folder(beside)
+    try:
+        if setting.store is None or kind == "sqlite":
+            yield Ground("sqlite", f"sqlite://{folder / 'drill.db'}", folder)
+        else:
+            with _own_schema(setting.store) as url:
+                yield Ground("postgresql", url, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _own_folder(beside: Path | None) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="halter-drill-", dir=beside)).absolute()
+    except (OSError, ValueError) as error:
+        where = beside or "the system's temporary folder"
+        raise ConfigError(
+            f"A drill needs a folder of its own in {where}, which cannot be made ({error}): "
+            "see that this folder exists and may be written to."
+        ) from error
+
+
+def sqlite_file(url: str) -> Path:
+    """Tell which file a SQLite URL names."""
+    rest = url.removeprefix("sqlite:")
+    try:
+        return Path(f"/{rest.lstrip('/')}" if rest.startswith("//") else rest).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"The home folder in {rest} is not known: write the path out.") from error
+
+
+@contextmanager
+def _own_schema(url: str) -> Generator[str]:
+    """Name a schema that nobody has; the store makes it when it is first opened."""
+    _address(url)
+    own = _with_schema(url, f"halter_drill_{uuid.uuid4().hex}")
+    connection(own).close()  # What cannot be reached says so now, before anything is set up.
+    try:
+        yield own
+    finally:
+        _drop_schema(own, PAUSES)
+
+
+def _address(url: str) -> "Address":
+    try:
+        from halter.journal.connection import Address
+    except ImportError as missing:
+        raise ConfigError(
+            "A drill on PostgreSQL needs its driver: install it with pip install 'halter[postgres]'."
+        ) from missing
+    return Address(url)
+
+
+def _with_schema(url: str, schema: str) -> str:
+    from halter.journal.connection import whole
+
+    parts = urlsplit(url)
+    given = {"connect_timeout": CONNECT_SECONDS} | dict(parse_qsl(parts.query)) | {"schema": schema}
+    return whole(parts._replace(query=urlencode(given, quote_via=quote)))
+
+
+def _drop_schema(url: str, pauses: Sequence[float] = ()) -> None:
+    """Remove the drill's own schema; where that fails, try once more after each of the pauses."""
+    drop = f'DROP SCHEMA IF EXISTS "{_address(url).schema}" CASCADE'
+    for pause in pauses:
+        with suppress(HalterError, *faults()):
+            return _execute(url, drop)
+        time.sleep(pause)
+    try:
+        return _execute(url, drop)
+    except (HalterError, *faults()) as error:
+        raise StoreUnavailable(f"{sentence(error)} The drill's own schema is left there: {drop} removes it.") from error
+
+
+def _execute(url: str, statement: str) -> None:
+    with closing(connection(url)) as database:
+        database.execute(statement)
+
+
+class Connection(Protocol):
+    """What a drill needs of a plain database connection: it commits each statement by itself."""
+
+    def execute(self, query: Any, params: Any = (), /) -> Any:
+        """Run SQL and return a cursor; parameters are `?` on SQLite and `%s` on PostgreSQL."""
+        ...
+
+    def close(self) -> None:
+        """Let go."""
+        ...
+
+
+def connection(url: str) -> Connection:
+    """Open a plain connection, past all of Halter's own code: for checkers, and for tampering."""
+    if kind_of(url) == "sqlite":
+        return sqlite3.connect(sqlite_file(url), isolation_level=None)
+    address = _address(url)
+    import psycopg
+
+    try:
+        database = psycopg.connect(address.conninfo, autocommit=True)
+    except psycopg.OperationalError as error:
+        raise ConfigError(
+            f"The PostgreSQL database at {address.server} cannot be reached "
+            f"({' '.join(str(error).split())}): check that it runs and that the URL is right."
+        ) from error
+    database.execute(f'SET search_path TO "{address.schema}"'.encode())
+    return database

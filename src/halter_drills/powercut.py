@@ -1,0 +1,264 @@
+"""The power goes, at any moment: what was acknowledged is there when it comes back, and nothing that was half done.
+
+The session of the drills runs once on a store whose every write and sync is recorded. From the record follow the
+contents that a disk may be left with, and each is opened for real. An oracle that knows the file formats says
+beforehand which commits must be in it.
+"""
+
+import asyncio
+import os
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from itertools import count, islice
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from halter.core.clock import SystemClock
+from halter.core.ids import SortableIds
+from halter.journal.sqlite import SqliteEngine, open_connection
+from halter.journal.store import JournalStore
+from halter_drills.disk import ACKNOWLEDGED, Commit, Image, Log, commits, images, write_out
+from halter_drills.drill import Drill, Ground, Result, Setting, own_store, result, sqlite_file
+from halter_drills.examine import IN_MEMORY, examined
+from halter_drills.plan import Step, plan
+from halter_drills.recorder import Recorder
+from halter_drills.wal import committed, pages
+from halter_drills.workload import Told, Workload
+
+SESSION: Final = "drill"
+STEPS_WITH_TEETH: Final = 20
+PER_POINT: Final = 4
+FEWEST_PER_POINT: Final = 3
+CHECKPOINT_PAGES: Final = 40
+"""So few that the WAL is carried into the database, and begun anew, many times in one short session."""
+
+MOST_BLANK: Final = 0.02
+"""The share of images that may prove nothing because they were cut before the first commit."""
+
+SHOWN_EVERY: Final = 100
+
+EVENTS: Final = "SELECT stream, seq, hash FROM events"
+EVERYTHING: Final = (
+    "SELECT * FROM events",
+    "SELECT * FROM streams",
+    "SELECT * FROM sessions",
+    "SELECT * FROM budgets",
+    "SELECT * FROM holds",
+    "SELECT * FROM spends",
+    "SELECT * FROM blobs",
+    "SELECT * FROM workers",
+    "SELECT * FROM snapshots",
+    "SELECT * FROM meta",
+    "SELECT * FROM sqlite_master",
+)
+
+Event = tuple[str, int, bytes]
+"""Stream, sequence number and hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a reader saw when a commit was acknowledged: all events so far, and a digest of every row there was."""
+
+    events: frozenset[Event]
+    content: bytes
+
+
+@dataclass(slots=True)
+class Notes:
+    """Takes down every acknowledgment while the session runs."""
+
+    recorder: Recorder
+    reader: sqlite3.Connection
+    promises: dict[str, Promise] = field(default_factory=dict[str, Promise])
+
+    def take(self, told: Sequence[Told]) -> None:
+        """Mark the moment in the record, and look at the store as others see it now."""
+        label = f"{ACKNOWLEDGED} {len(self.promises)}"
+        self.recorder.mark(label)
+        found = promise(self.reader)
+        missing = {(stored.stream, stored.seq, stored.hash) for stored, _ in told} - found.events
+        self.promises[label] = Promise(found.events | missing, found.content)
+
+
+def promise(connection: sqlite3.Connection) -> Promise:
+    """Read all that a store holds."""
+    content = sha256()
+    for statement in EVERYTHING:
+        content.update(msgspec.msgpack.encode(connection.execute(statement).fetchall()))
+    return Promise(frozenset(connection.execute(EVENTS)), content.digest())
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One session on a recorded disk: its operations, the states it went through, and what was promised when."""
+
+    log: Log
+    states: tuple[Commit, ...]
+    promises: dict[str, Promise]
+
+
+def record(path: Path, *, teeth: bool = False) -> Recording:
+    """Run the session on a store that exists already, so that only its own commits are recorded.
+
+    Teeth leave out all syncs. Nothing is certain then from the first write on, so that a part of the session will do.
+    """
+    steps = plan(SESSION)[:STEPS_WITH_TEETH] if teeth else plan(SESSION)
+    clock = SystemClock()
+    engine = partial(SqliteEngine, str(path), now=clock.now, new_id=SortableIds(clock.now).new)
+    engine().close()
+    with Recorder(path) as recorder:
+
+        def connect(_: str) -> sqlite3.Connection:
+            connection = open_connection(recorder.uri, uri=True)
+            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            if teeth:
+                connection.execute("PRAGMA synchronous = OFF")
+            return connection
+
+        with closing(sqlite3.connect(recorder.uri, uri=True)) as reader:
+            notes = Notes(recorder, reader, {"": promise(reader)})
+            asyncio.run(_session(JournalStore(engine(connect=connect), inline=True), notes, steps))
+        log = recorder.log()
+    return Recording(log, commits(log), notes.promises)
+
+
+async def _session(store: JournalStore, notes: Notes, steps: Sequence[Step]) -> None:
+    await Workload(store, SystemClock(), "worker", SESSION, notes.take).run(steps)
+    await store.close()
+
+
+def drawn(log: Log, wanted: int | None) -> Iterator[Image]:
+    """Draw images at every point of the log; or as many as are wanted, spread over the log, as often as it takes."""
+    if wanted is None:
+        yield from images(log, seed=1, per_point=PER_POINT)
+        return
+    # An odd stride does not fall into step with the kinds of images, which come in the same order at each point.
+    stride = len(log.operations) * FEWEST_PER_POINT // wanted | 1
+    passes = (islice(images(log, seed, PER_POINT), stride // 2, None, stride) for seed in count(1))
+    yield from islice((image for each in passes for image in each), wanted)
+
+
+class Examiner:
+    """Opens images for real, and compares what SQLite finds in them with what must be there."""
+
+    def __init__(self, recording: Recording, folder: Path) -> None:
+        self._states = recording.states
+        self._digests = [state.digest for state in recording.states]
+        self._promises = recording.promises
+        self._path = folder / "image.db"
+        self.recovered: set[int] = set()
+        """The commits that some image was recovered to. The first of each is looked into closely."""
+
+    def examine(self, image: Image) -> list[str]:
+        """Say what is wrong with an image."""
+        where = f"The image {image.moment} ({image.kind}, after {image.point} operations)"
+        number = committed(pages(**image.files), self._digests)
+        if number is None:
+            return [f"{where} holds a state of the database that was never committed."]
+        wrong = list(self._opened(image, number))
+        if number < image.acknowledged:
+            wrong.append(f"has lost {image.acknowledged - number} acknowledged commits.")
+        if number > image.written:
+            wrong.append("holds commits that had not been written yet.")
+        return [f"{where} {what}" for what in wrong]
+
+    def _opened(self, image: Image, number: int) -> Iterator[str]:
+        write_out(image.files, self._path)
+        try:
+            found, integrity = _recovered(self._path)
+        except sqlite3.DatabaseError as error:
+            yield f"cannot be opened ({error})."
+            return
+        if integrity != "ok":
+            yield f"is damaged ({integrity})."
+        lost = self._promised(image.acknowledged).events - found.events
+        if lost:
+            yield f"has lost {len(lost)} acknowledged events, such as event {min(lost)[1]} of {min(lost)[0]}."
+        if found.content != self._promised(number).content:
+            yield f"does not hold what was there after commit {number}."
+        elif number not in self.recovered:
+            self.recovered.add(number)
+            yield from asyncio.run(_looked_into(self._path))
+
+    def _promised(self, number: int) -> Promise:
+        return self._promises[self._states[number].label]
+
+
+def _recovered(path: Path) -> tuple[Promise, str]:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        [(integrity,)] = connection.execute("PRAGMA integrity_check(1)").fetchall()
+        return promise(connection), integrity
+
+
+async def _looked_into(path: Path) -> list[str]:
+    """Verify the chains of a recovered store, and compare its rows with what its events make of them."""
+    clock = SystemClock()
+    store = JournalStore(SqliteEngine(str(path), now=clock.now, new_id=SortableIds(clock.now).new), inline=True)
+    try:
+        return await examined(store)
+    finally:
+        await store.close()
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts images by when they were cut and by what of them had reached the disk."""
+
+    moments: Counter[str] = field(default_factory=Counter[str])
+    kinds: Counter[str] = field(default_factory=Counter[str])
+    blank: int = 0
+
+    def count(self, image: Image) -> None:
+        """Count one image."""
+        self.moments[image.moment] += 1
+        self.kinds[image.kind] += 1
+        self.blank += image.blank
+
+
+def run(setting: Setting) -> Result:
+    """Record one session, and open every image of the disk that a power cut may have left behind."""
+    with own_store(setting) as ground, tempfile.TemporaryDirectory(dir=_quick_folder(ground)) as folder:
+        recording = record(sqlite_file(ground.url), teeth=setting.teeth)
+        examiner = Examiner(recording, Path(folder))
+        expected = setting.seeds or len(recording.log.operations) * FEWEST_PER_POINT
+        wrong: list[str] = []
+        tally = Tally()
+        for number, image in enumerate(drawn(recording.log, setting.seeds), 1):
+            wrong += examiner.examine(image)
+            tally.count(image)
+            if number % SHOWN_EVERY == 0:
+                setting.progress(number, max(number, expected), image.moment)
+    images = tally.moments.total()
+    setting.progress(images, images, "all opened")
+    if tally.blank > MOST_BLANK * images:
+        wrong.append(f"{tally.blank} of {images} images were cut before the first commit and prove nothing.")
+    counts = {
+        "images": images,
+        "images_that_prove_nothing": tally.blank,
+        "commits": len(recording.states) - 1,
+        "commits_recovered_to": len(examiner.recovered - {0}),
+        "operations": len(recording.log.operations),
+        "moments": dict(tally.moments.most_common()),
+        "kinds": dict(tally.kinds.most_common()),
+    }
+    return result("powercut", ground.kind, images, wrong, counts)
+
+
+def _quick_folder(ground: Ground) -> Path:
+    """Find a place for thousands of images, which need no disk: what one would hold is known already."""
+    return IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else ground.folder
+
+
+DRILL: Final = Drill(
+    "powercut", "After a power cut at any moment, exactly what was committed is there.", run, stores=("sqlite",)
+)

@@ -1,0 +1,325 @@
+"""A worker whose sessions are all stuck, each in a way of its own: what a halt has to reach.
+
+Whatever they do outside is marked in a file, by the tools themselves and by the programs that they start.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from halter.brain.running import Running
+from halter.core.clock import SECOND, SystemClock
+from halter.core.ids import WorkerId
+from halter.core.messages import Hear, Prompt, Reply, user
+from halter.core.ports import Query, Store
+from halter.core.spec import ToolRule
+from halter.core.tools import Permit, Tool
+from halter.core.usage import ModelName
+from halter.dispatch.tending import tended
+from halter.guard.ask import Call
+from halter.guard.chokepoint import Answer
+from halter.guard.flight import RateUsedUp, StillHeld
+from halter.guard.request import Answered, Request
+from halter.journal.relay import Relay, T
+from halter.tools.shell import shell
+from halter.tools.tool import tool
+from halter_drills.agents import begun, doors, policy_of, standing_of
+from halter_drills.children import Pipe
+from halter_drills.drill import Ground
+
+Plain = Literal["matches", "counts", "naps", "starts"]
+"""Stuck in a plain tool: in a bad regular expression, in a loop in C, asleep, in a program that it started."""
+Kind = Literal["tool", "model", "isolated", "command", "thread", "busy", "asks", "waits", Plain]
+"""Stuck in a tool, a model, a process, a program with children, a thread; busy; waiting for a person, or for money."""
+PLAIN: Final[tuple[Plain, ...]] = get_args(Plain)
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+STUCK: Final = 60
+CATASTROPHE: Final = r"(a+)+$"
+ENDLESS: Final = "a" * 60 + "b"
+"""What this expression does not match, and would find out in some thousand years; it holds the interpreter lock."""
+DEAR: Final = 0.8
+PAUSE: Final = 0.02
+PATIENCE: Final = 2.0
+"""Seconds after a halt after which the worker gives up on sessions that have not heard it."""
+
+SLEEP: Final = shutil.which("sleep") or "sleep"
+STUCK_COMMAND: Final = (
+    '"$1" 60 & printf \'{"what":"began","session":"%s","at":0,"pids":[%d,%d]}\\n\' "$2" $$ $! >> "$3"; wait'
+)
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Something that happened outside: when, for which session, and in which processes."""
+
+    what: Literal["began", "stopped", "ran"]
+    session: str
+    at: int
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The file in which the outside world keeps its marks."""
+
+    file: Path
+
+    def make(self, what: Literal["began", "stopped", "ran"], session: str, *pids: int) -> None:
+        """Add one."""
+        with self.file.open("ab") as file:
+            file.write(msgspec.json.encode(Mark(what, session, time.time_ns() // 1000, pids)) + b"\n")
+
+    def read(self) -> list[Mark]:
+        """Read those that are complete."""
+        whole, _, _ = self.file.read_bytes().rpartition(b"\n")
+        return [msgspec.json.decode(line, type=Mark) for line in whole.splitlines()]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One session that is stuck, and the scopes that it is in."""
+
+    session: str
+    kind: Kind
+    agent: str
+    trigger: str
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Sessions that are stuck together, and sessions that try to act while a halt stands and after it was lifted."""
+
+    cases: Sequence[Case]
+    probes: Sequence[Case]
+
+
+class Deaf(Relay):
+    """A store that tells of no halt to those who look for one while something is in flight."""
+
+    async def ask(self, query: Query[T]) -> Sequence[T]:
+        """Answer every question but this one."""
+        return [] if query.name == "all_halts" else await self._store.ask(query)
+
+
+class StuckModel:
+    """A provider that takes a request and never answers."""
+
+    name = ModelName("scripted", "stuck")
+    base_url: None = None
+
+    def __init__(self, marks: Marks, session: str) -> None:
+        self._marks = marks
+        self._session = session
+
+    def count(self, prompt: Prompt) -> int:
+        """Bound from above how many input tokens a prompt has."""
+        return 100
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+        """Take the request, and never answer."""
+        permit.use()
+        await _hang(self._marks, self._session)
+        return Reply(())
+
+
+async def _hang(marks: Marks, session: str) -> str:
+    marks.make("began", session)
+    try:
+        await asyncio.sleep(STUCK)
+    finally:
+        marks.make("stopped", session)
+    return "it was not halted"
+
+
+def hang_in_processes(session: str, file: str) -> str:
+    """Be stuck in a process that has started another one."""
+    child = subprocess.Popen([SLEEP, str(STUCK)])
+    Marks(Path(file)).make("began", session, os.getpid(), child.pid)
+    time.sleep(STUCK)
+    return "it was not halted"
+
+
+def plain_tools(marks: Marks) -> Sequence[Tool]:
+    """Make the plain tools of the stuck sessions, which run in copies of the process."""
+
+    def matches(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        return str(re.match(CATASTROPHE, ENDLESS))
+
+    def counts(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        return str(sum(range(10**15)))
+
+    def naps(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        time.sleep(STUCK)
+        return "it was not halted"
+
+    def starts(session: str) -> str:
+        child = subprocess.Popen([SLEEP, str(STUCK)])
+        marks.make("began", session, os.getpid(), child.pid)
+        return str(child.wait())
+
+    return tuple(map(tool, (matches, counts, naps, starts)))
+
+
+def toolbox(marks: Marks) -> Mapping[str, Tool]:
+    """Make the tools of the stuck sessions."""
+
+    async def hang(session: str) -> str:
+        return await _hang(marks, session)
+
+    async def hang_dearly(session: str) -> str:
+        return await _hang(marks, session)
+
+    async def ping(session: str) -> str:
+        marks.make("ran", session)
+        await asyncio.sleep(PAUSE)
+        return "done"
+
+    async def buy(session: str) -> str:
+        marks.make("ran", session)
+        return "done"
+
+    async def pay(session: str) -> str:
+        marks.make("ran", session)
+        return "done"
+
+    def block(session: str) -> str:
+        marks.make("began", session)
+        time.sleep(STUCK)
+        return "it was not halted"
+
+    made = [
+        *plain_tools(marks),
+        tool(hang),
+        tool(block, isolate=False),
+        tool(hang_dearly, cost=DEAR),
+        tool(hang_in_processes, isolate=True),
+        tool(ping),
+        tool(buy, cost=DEAR),
+        tool(pay, level="RESTRICTED"),
+        shell(marks.file.parent, sandbox=False),
+    ]
+    return {each.spec.name: each for each in made}
+
+
+class Worker:
+    """Runs sessions until they are halted, as another process says."""
+
+    def __init__(self, ground: Ground, marks: Marks, *, deaf: bool) -> None:
+        self._clock = SystemClock()
+        self._journal = ground.open()
+        self._store: Store = Deaf(self._journal) if deaf else self._journal
+        self._marks = marks
+        self._tools = toolbox(marks)
+        self._doors = doors(self._store, self._clock)
+        self._name = WorkerId("drill")
+
+    async def serve(self, pipe: Pipe) -> None:
+        """Live through one round after the other, until there is none."""
+        async with tended(self._journal, self._clock, self._name):
+            while (round_ := await asyncio.to_thread(pipe.recv)) is not None:
+                await self._live(pipe, round_)
+        await self._journal.close()
+
+    async def _live(self, pipe: Pipe, round_: Round) -> None:
+        """Get stuck everywhere; once the halts stand, try to act; once they are lifted, try again."""
+        probes = [await self._running(case) for case in round_.probes]
+        stuck = [asyncio.create_task(self._session(case)) for case in round_.cases]
+        await asyncio.to_thread(pipe.recv)
+        refused = [await self._pinged(probe) for probe in probes]
+        await asyncio.wait(stuck, timeout=PATIENCE)
+        for task in stuck:
+            task.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+        pipe.send(refused)
+        await asyncio.to_thread(pipe.recv)
+        pipe.send([await self._pinged(probe) for probe in probes])
+
+    async def _running(self, case: Case) -> Running:
+        policy = policy_of(case.agent, rules={"run_command": ToolRule(level="CONTROLLED", approval="never", rate=None)})
+        lease = await begun(self._store, self._name, case.session, policy, case.trigger)
+        standing = standing_of(case.session, policy, case.trigger)
+        return Running(self._store, self._clock, self._doors, lease, standing, self._tools)
+
+    async def _pinged(self, probe: Running) -> str:
+        session = probe.lease.session
+        answer = await probe.attempt(_call(session, "ping", {"session": session}))
+        return answer.outcome if isinstance(answer, Answer) else type(answer).__name__
+
+    async def _session(self, case: Case) -> None:
+        """Be stuck until it is over, and end as the guard says."""
+        running = await self._running(case)
+        answer = await self._stuck(running, case)
+        ended = await running.ended_by(answer)
+        if ended is not None:
+            await running.end(*ended)
+
+    async def _stuck(self, running: Running, case: Case) -> Answer:
+        session, own = case.session, {"session": case.session}
+        match case.kind:
+            case "tool":
+                return await running.call(_call(session, "hang", own))
+            case "thread":
+                return await running.call(_call(session, "block", own))
+            case "matches" | "counts" | "naps" | "starts":
+                return await running.call(_call(session, case.kind, own))
+            case "model":
+                return await self._thinking(running, session)
+            case "isolated":
+                arguments = {**own, "file": str(self._marks.file)}
+                return await running.call(_call(session, "hang_in_processes", arguments))
+            case "command":
+                argv = ["sh", "-c", STUCK_COMMAND, "sh", SLEEP, session, str(self._marks.file)]
+                return await running.call(_call(session, "run_command", {"argv": argv}))
+            case "busy":
+                return await self._busy(running, session)
+            case "asks":
+                marking = asyncio.create_task(self._mark_once_asked(session))
+                answer = await running.call(_call(session, "pay", own))
+                await marking
+                return answer
+            case "waits":
+                calls = _call(session, "hang_dearly", own), _call(session, "buy", own, 2)
+                return (await asyncio.gather(*map(running.call, calls)))[1]
+
+    async def _thinking(self, running: Running, session: str) -> Answer:
+        request = Request(id=f"{session}.1", prompt=Prompt(messages=(user("Are you there?"),)))
+        model = StuckModel(self._marks, session)
+        came = await self._doors.request(running.lease, running.standing, request, model)
+        if isinstance(came, Answered | StillHeld | RateUsedUp):
+            return Answer(request.id, "ok", "")
+        return Answer(request.id, came.outcome, "")
+
+    async def _busy(self, running: Running, session: str) -> Answer:
+        self._marks.make("began", session)
+        number = 0
+        while True:
+            number += 1
+            answer = await running.call(_call(session, "ping", {"session": session}, number))
+            if answer.outcome != "ok":
+                return answer
+
+    async def _mark_once_asked(self, session: str) -> None:
+        while await self._doors.decision(f"{session}.1/approval") is None:
+            await self._clock.sleep(SECOND // 100)
+        self._marks.make("began", session)
+
+
+def _call(session: str, name: str, arguments: Mapping[str, object], number: int = 1) -> Call:
+    return Call(f"{session}.{number}", name, msgspec.json.encode(arguments))
+
+
+def worker(pipe: Pipe, ground: Ground, marks: Marks, kind: Literal["deaf", "listening"]) -> None:
+    """Work in a process of its own."""
+    asyncio.run(Worker(ground, marks, deaf=kind == "deaf").serve(pipe))
