@@ -1,0 +1,242 @@
+"""What other programs, files and stores rely on, as lines of text that are read from the code itself.
+
+A line is a path, or a path and one fact about it: `halter run --store`, `halter run --store: takes a value`. A file has
+the facts about a path side by side. `python tests/frozen/lists.py FOLDER` writes the files; `tests/frozen/0.7.0` was
+made from the code of that version.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args, get_origin
+
+import msgspec
+
+import halter
+
+Schema = Mapping[str, Any]
+
+NEEDED: Final = "needed"
+"""Said of input that the caller must give."""
+
+CODE: Final = Path(next(iter(halter.__path__)))
+METHODS: Final = ("get", "post", "put", "patch", "delete")
+UNDESCRIBED: Final = (
+    *("/", "/fleet", "/sessions", "/session/{name}", "/receipt/{name}", "/audit", "/budgets", "/triggers", "/findings"),
+    *("/download/audit", "/download/session/{name}", "/login", "/logout", "/healthz", "/hooks/{agent}/{name}"),
+)
+"""The pages of the dashboard, and other paths that are no part of the API's description."""
+
+
+def shape(schema: Schema, within: Schema, path: str, opened: tuple[str, ...] = ()) -> Iterator[str]:
+    """List what a JSON Schema allows: each key by its path, with its types, its words and its default.
+
+    References are followed, since the names of components are no part of the data.
+    """
+    if reference := schema.get("$ref"):
+        if reference not in opened:
+            yield from shape(_component(within, reference), within, path, (*opened, reference))
+        return
+    for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
+        yield from shape(each, within, path, opened)
+    for word in schema.get("enum", [schema["const"]] if "const" in schema else []):
+        yield f"{path}: {json.dumps(word)}"
+    kinds = schema.get("type", ())
+    for kind in [kinds] if isinstance(kinds, str) else kinds:
+        if kind not in {"object", "array", "null"}:
+            yield f"{path}: {kind}"
+    if schema.get("default") not in (None, [], {}):
+        yield f"{path}: without it {json.dumps(schema['default'])}"
+    for name, below in schema.get("properties", {}).items():
+        here = f"{path}.{name}"
+        yield here
+        yield from shape(below, within, here, opened)
+        if name in schema.get("required", ()):
+            yield f"{here}: {NEEDED}"
+    for key, sign in (("items", "[]"), ("additionalProperties", ".*")):
+        if isinstance(below := schema.get(key), dict):
+            yield from shape(cast("Schema", below), within, path + sign, opened)
+
+
+def _component(within: Schema, reference: str) -> Schema:
+    found: Any = within
+    for step in reference.removeprefix("#/").split("/"):
+        found = found[step]
+    return found
+
+
+def events() -> Iterator[str]:
+    """List every kind of event, its versions, and its facts as they stand in JSON.
+
+    Facts are written without their defaults, so a default is part of every event that was written before.
+    """
+    from halter.core.events import KINDS
+
+    for kind, event in KINDS.items():
+        yield kind
+        yield from (f"{kind}: version {version}" for version in range(1, event.VERSION + 1))
+        described = msgspec.json.schema(event)
+        yield from shape(described, described, kind)
+
+
+def keys() -> Iterator[str]:
+    """List the keys of the files that people write, as `halter schema` prints them."""
+    from halter.config.schema import agent_schema, fleet_schema
+
+    for name, described in (("agent.yaml", agent_schema()), ("halter.yaml", fleet_schema())):
+        yield from shape(described, described, name)
+
+
+def schema() -> Iterator[str]:
+    """List the statements of every migration in their order, without comments."""
+    for store in ("sqlite", "postgres"):
+        for file in sorted((CODE / "journal" / "sql" / store).glob("[0-9]*.sql")):
+            text = re.sub(r"--[^\n]*", "", file.read_text("utf-8"))
+            for number, statement in enumerate(filter(str.strip, text.split(";")), 1):
+                yield f"{store} {file.name[:4]}.{number:02}: {' '.join(statement.split())}"
+
+
+def commands() -> Iterator[str]:
+    """List the commands with their options and arguments, and the exit codes."""
+    import typer
+
+    from halter.cli import build, codes
+
+    yield from _commands(typer.main.get_command(build()), "halter")
+    yield from (f"exit code {code}" for code in codes.MEANINGS)
+
+
+def _commands(command: Any, path: str) -> Iterator[str]:
+    yield path
+    place = 0
+    for each in command.params:
+        if each.param_type_name == "argument":
+            place += 1
+            named = [f"{path} [{place}]"]
+        else:
+            named = [f"{path} {word}" for word in (*each.opts, *each.secondary_opts)]
+        for name in named:
+            yield name
+            yield from (f"{name}: {fact}" for fact in _facts(each))
+    for name, below in getattr(command, "commands", {}).items():
+        # Most commands are loaded when they are typed.
+        yield from _commands(below.loaded() if hasattr(below, "loaded") else below, f"{path} {name}")
+
+
+def _facts(parameter: Any) -> Iterator[str]:
+    if parameter.required:
+        yield NEEDED
+    if parameter.nargs == -1 or parameter.multiple:
+        yield "many"
+    if not getattr(parameter, "is_flag", False):
+        yield "takes a value"
+        yield from _words(parameter.type_descriptor.annotation)
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    """Find the words that may stand there, if they are a closed set."""
+    if get_origin(annotation) is Literal:
+        yield from map(json.dumps, get_args(annotation))
+        return
+    for part in get_args(annotation):
+        yield from _words(part)
+
+
+def routes() -> Iterator[str]:
+    """List the routes of the API: what each takes and answers."""
+    from halter.server.api import description
+
+    described = description()
+    for path, ways in described["paths"].items():
+        for method in METHODS:
+            if method in ways:
+                yield from _route(ways[method], described, f"{method.upper()} {path}")
+    written = "".join(_sources())
+    yield from (path for path in UNDESCRIBED if f'"{path}"' in written)
+
+
+def _route(way: Schema, described: Schema, path: str) -> Iterator[str]:
+    yield path
+    for each in way.get("parameters", ()):
+        named = f"{path} {each['in']} {each['name']}"
+        yield named
+        yield from shape(each.get("schema", {}), described, named)
+        if each.get("required"):
+            yield f"{named}: {NEEDED}"
+    for content in way.get("requestBody", {}).get("content", {}).values():
+        yield from shape(content.get("schema", {}), described, f"{path} body")
+    for status, answer in way["responses"].items():
+        yield f"{path}: {status}"
+        for kind, content in answer.get("content", {}).items() if status == "200" else ():
+            yield f"{path} answer: {kind}"
+            yield from filter(_answered, shape(content.get("schema", {}), described, f"{path} answer"))
+
+
+def _answered(line: str) -> bool:
+    """Only input is needed, or is something without being there."""
+    fact = line.partition(": ")[2]
+    return fact != NEEDED and not fact.startswith("without it")
+
+
+def drills() -> Iterator[str]:
+    from halter_drills import DRILLS
+
+    yield from DRILLS
+
+
+def library() -> Iterator[str]:
+    """List what a program can import from `halter`, and the variables of the environment that are read."""
+    yield from (f"halter.{name}" for name in halter.__all__)
+    for text in _sources():
+        yield from re.findall(r'"(HALTER_[A-Z_]+)"', text)
+
+
+def _sources() -> Iterator[str]:
+    return (file.read_text("utf-8") for file in CODE.rglob("*.py"))
+
+
+LISTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
+    "events": events,
+    "keys": keys,
+    "schema": schema,
+    "commands": commands,
+    "routes": routes,
+    "drills": drills,
+    "library": library,
+}
+
+
+@cache
+def now(title: str) -> Sequence[str]:
+    """List what the code has now."""
+    return tuple(LISTS[title]())
+
+
+def read(file: Path) -> Iterator[str]:
+    """Read the lines of a file, one for each path and one for each fact."""
+    for line in file.read_text("utf-8").splitlines():
+        path, _, facts = line.partition(": ")
+        yield path
+        yield from (f"{path}: {fact}" for fact in facts.split(" | ") if fact)
+
+
+def write(file: Path, lines: Iterable[str]) -> None:
+    """Write a file in which a path has one line."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        path, _, fact = line.partition(": ")
+        facts = found.setdefault(path, [])
+        if fact and fact not in facts:
+            facts.append(fact)
+    shown = (f"{path}: {' | '.join(facts)}" if facts else path for path, facts in sorted(found.items()))
+    file.write_text("".join(f"{line}\n" for line in shown), "utf-8")
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for title, lines in LISTS.items():
+        write(folder / f"{title}.txt", lines())
