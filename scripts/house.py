@@ -1,0 +1,282 @@
+"""Measure the shape of the package: its size, its names, and how far a tool call travels before it is committed.
+
+    .venv/bin/python -m scripts.house          a table
+    .venv/bin/python -m scripts.house --json   the same figures, by name
+
+Code is found by importing the object, never by the name of its module: a module that moves does not change a figure.
+"""
+
+import argparse
+import ast
+import asyncio
+import dis
+import json
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from halter import Agent, tool
+from halter.brain.loop import Loop
+from halter.core.clock import SystemClock
+from halter.journal.sqlite import SqliteEngine
+from halter.journal.store import JournalStore
+from halter.models.scripted import Scripted, call, say
+
+SOURCE = Path(__file__).parents[1] / "src"
+WORDS = re.compile(r"\b(?:whoever|somebody|nobody|whatever)\b", re.IGNORECASE)
+NOUNS_IN_ING = frozenset({"string", "thing", "ring", "ping", "king", "spring", "embedding"})
+"""Words that end like a gerund and are none."""
+
+RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)
+"""By these a coroutine is over; at any other instruction it only waits."""
+
+ACT: CodeType = vars(Loop)["_act"].__code__
+FOLLOWED = 2
+"""The act that is followed: the first one pays for what is made once."""
+
+RUNS = 3
+"""How often a command runs: the least CPU time counts."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the files say without being run."""
+
+    files: int
+    lines: int
+    net_lines: int
+    fullest_folder: tuple[str, int]
+    gerunds: tuple[str, ...]
+    duplicates: dict[str, int]
+    words: int
+
+
+@dataclass
+class Travel:
+    """The frames from `Agent.run` to the engine's commit of a tool call, and every function that the act called.
+
+    Lambdas and comprehensions are not counted as functions.
+    """
+
+    path: list[CodeType] = field(default_factory=list[CodeType])
+    calls: Counter[CodeType] = field(default_factory=Counter[CodeType])
+
+    @property
+    def frames(self) -> int:
+        """How deep the call is when it is committed."""
+        return len(self.path)
+
+    @property
+    def files(self) -> int:
+        """How many files a reader opens on that way."""
+        return len({code.co_filename for code in self.path})
+
+
+def modules() -> list[Path]:
+    """List the source files."""
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def text() -> Text:
+    """Measure the files."""
+    found = modules()
+    sources = {path: path.read_text("utf-8") for path in found}
+    trees = {path: ast.parse(source) for path, source in sources.items()}
+    folder, most = Counter(path.parent for path in found).most_common(1)[0]
+    return Text(
+        files=len(found),
+        lines=sum(source.count("\n") for source in sources.values()),
+        net_lines=sum(_net_lines(sources[path], trees[path]) for path in found),
+        fullest_folder=(folder.relative_to(SOURCE).as_posix(), most),
+        gerunds=tuple(path.relative_to(SOURCE).as_posix() for path in found if _is_gerund(path.stem)),
+        duplicates=_duplicates(trees.values()),
+        words=sum(len(WORDS.findall(source)) for source in sources.values()),
+    )
+
+
+def _is_gerund(stem: str) -> bool:
+    return any(part.endswith("ing") and part not in NOUNS_IN_ING for part in stem.split("_"))
+
+
+def _duplicates(trees: Iterable[ast.Module]) -> dict[str, int]:
+    """Count the public classes of modules by name, and keep those that occur twice or more."""
+    names = Counter(
+        node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"
+    )
+    return {name: count for name, count in sorted(names.items()) if count > 1}
+
+
+def _net_lines(source: str, tree: ast.Module) -> int:
+    """Count the lines that are neither blank nor a comment, an import or a docstring."""
+    lines = {n for n, line in enumerate(source.splitlines(), 1) if line.strip() and not line.lstrip().startswith("#")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and _is_text(node.value)):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def _is_text(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def travel() -> Travel:
+    """Run an agent with a scripted model on SQLite, and follow one of its tool calls.
+
+    A commit that runs in a callback of the event loop starts a new stack:
+    its frames count as well, since a reader follows them too.
+    """
+    found = Travel()
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_run_agent(Path(folder) / "house.db", _Spy(found)))
+    return found
+
+
+class _Spy:
+    """A profile function that looks at one act of the loop."""
+
+    def __init__(self, found: Travel) -> None:
+        self._found = found
+        self._acts: list[FrameType] = []
+        self._act: FrameType | None = None
+        self._asked: list[CodeType] = []
+        self._seen: dict[int, FrameType] = {}
+        """The frames that were counted, kept alive: a coroutine that goes on is the same call."""
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        """Follow one event of the interpreter."""
+        code = frame.f_code
+        if event == "call" and code is ACT and frame not in self._acts:
+            self._acts.append(frame)
+            self._act = frame if len(self._acts) == FOLLOWED else None
+            self._seen = {id(outer): outer for outer in _frames(frame.f_back)}
+        if self._act is None:
+            return
+        if event == "return" and frame is self._act and code.co_code[frame.f_lasti] in RETURNS:
+            self._act = None
+        elif event == "call" and code.co_filename.startswith(str(SOURCE)):
+            self._count(frame, code)
+
+    def _count(self, frame: FrameType, code: CodeType) -> None:
+        if self._seen.get(id(frame)) is not frame and not code.co_name.startswith("<"):
+            self._seen[id(frame)] = frame
+            self._found.calls[code] += 1
+        if code is _code(JournalStore.commit) and not self._asked:
+            self._asked = _stack(frame)
+        elif code is _code(SqliteEngine.commit) and not self._found.path:
+            stack = _stack(frame)
+            joined = stack if _code(Agent.run) in stack else self._asked + stack
+            self._found.path = joined[joined.index(_code(Agent.run)) :]
+
+
+def _code(function: Callable[..., Any]) -> CodeType:
+    return function.__code__
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _stack(frame: FrameType) -> list[CodeType]:
+    """List the functions of the package that are under way, the outermost first."""
+    codes = [each.f_code for each in _frames(frame) if each.f_code.co_filename.startswith(str(SOURCE))]
+    return codes[::-1]
+
+
+async def _run_agent(store: Path, spy: _Spy | None = None) -> None:
+    async def add(first: int, second: int) -> int:
+        """Add two numbers."""
+        return first + second
+
+    model = Scripted([*(call("add", first=1, second=number) for number in range(3)), say("done")], SystemClock())
+    tools = [tool(add, level="SAFE", effect="read")]
+    async with Agent("house", model=model, tools=tools, store=str(store)) as agent:
+        sys.setprofile(spy)
+        try:
+            await agent.run("Add the numbers.")
+        finally:
+            sys.setprofile(None)
+
+
+def cpu_seconds(command: list[str], folder: Path) -> float:
+    """Return the least CPU time of a few runs of a command."""
+    return min(_cpu_seconds(command, folder) for _ in range(RUNS))
+
+
+def _cpu_seconds(command: list[str], folder: Path) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+
+
+def start_times() -> dict[str, float]:
+    """Measure the CPU time of starting: the import, the help, and a command that reads a store."""
+    halter = str(Path(sys.executable).with_name("halter"))
+    commands = {
+        "import halter": [sys.executable, "-c", "import halter"],
+        "halter --help": [halter, "--help"],
+        "halter budget": [halter, "budget", "--store", "house.db"],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_run_agent(Path(folder) / "house.db"))
+        return {name: cpu_seconds(command, Path(folder)) for name, command in commands.items()}
+
+
+def figures() -> dict[str, Any]:
+    """Measure everything."""
+    made, way = text(), travel()
+    return {
+        **asdict(made),
+        "frames_of_a_call": way.frames,
+        "files_of_a_call": way.files,
+        "path_of_a_call": [f"{Path(code.co_filename).stem}.{code.co_qualname}" for code in way.path],
+        "calls_of_an_act": way.calls.total(),
+        "functions_of_an_act": len(way.calls),
+        "cpu_seconds": start_times(),
+    }
+
+
+def _table(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    folder, most = found["fullest_folder"]
+    yield "files", f"{found['files']:,}"
+    yield "lines", f"{found['lines']:,}"
+    yield "net code lines", f"{found['net_lines']:,}"
+    yield "files in the fullest folder", f"{most} ({folder})"
+    yield "modules named by a gerund", f"{len(found['gerunds'])}"
+    yield "public class names used twice or more", f"{len(found['duplicates'])}"
+    yield "frames from Agent.run to the commit of a call", f"{found['frames_of_a_call']}"
+    yield "files on that way", f"{found['files_of_a_call']}"
+    yield "calls of one act", f"{found['calls_of_an_act']}"
+    yield "functions of one act", f"{found['functions_of_an_act']}"
+    for name, seconds in found["cpu_seconds"].items():
+        yield f"CPU of `{name}`", f"{seconds * 1000:.0f} ms"
+    yield "whoever, somebody, nobody, whatever", f"{found['words']:,}"
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.house", description="Measure the shape of the package.")
+    parser.add_argument("--json", action="store_true", help="print every figure, with the names behind the counts")
+    asked = parser.parse_args()
+    found = figures()
+    if asked.json:
+        print(json.dumps(found, indent=2))
+        return
+    rows = list(_table(found))
+    width = max(len(name) for name, _ in rows)
+    for name, figure in rows:
+        print(f"{name:<{width}}  {figure}")
+
+
+if __name__ == "__main__":
+    main()
