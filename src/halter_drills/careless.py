@@ -5,26 +5,30 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from halter.core.clock import Clock
 from halter.core.events import AnyEvent, CallStarted, CostCapReached
-from halter.core.ids import Digest, session_stream
+from halter.core.ids import session_stream
 from halter.core.money import BudgetRow, CapReached, Leg, MustWait, reserve
-from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
+from halter.core.ports import Draft, Lease, Query, Rows, Write
 from halter.core.project import rows_of_hold
 from halter.core.row import Row
 from halter.core.rows import FleetPolicyRow
-from halter.guard.purse import PATIENCE, Held, Intent, Purse, Refused, StillHeld, intent_id
+from halter.guard.chokepoint import Answer
+from halter.guard.flight import StillHeld
+from halter.guard.judge import Asked, cap_sentence, uncapped
+from halter.guard.weigh import Asking
 from halter.state.session import InFlight
 from halter_drills.spenders import surely
+from halter_drills.till import Refusal, Till
 
 R = TypeVar("R", bound=Row)
 
 
-class ObeysItsFolder(Purse):
+class ObeysItsFolder(Till):
     """The mistake that the race must see in folders: a process goes by the caps that it has read itself."""
 
-    def _intending(self, lease: Lease, intent: Intent, body: tuple[bytes | None, Digest | None], attempt: int) -> Write:
-        write = super()._intending(lease, intent, body, attempt)
+    def intent(self, lease: Lease, asked: Asked | Asking) -> Write:
+        """Decide without a look at the store's policy."""
+        write = super().intent(lease, asked)
 
         def decide(rows: Rows) -> Sequence[Draft]:
             return write.decide(_WithoutPolicy(rows))
@@ -48,40 +52,34 @@ class _WithoutPolicy:
         return None if kind is FleetPolicyRow else self._rows.get(kind, *key)
 
 
-class CheckThenSpend(Purse):
+class CheckThenSpend(Till):
     """The mistake that the race must see: it looks at the budget first, and spends in another transaction.
 
     Because the store's own constraint would stop it even so, it does not tell the store of any cap.
     """
 
-    def __init__(self, store: Store, clock: Clock, patience: int = PATIENCE) -> None:
-        super().__init__(store, clock, patience)
-        self._looked_at = store
-        self._time = clock
-
-    async def hold(
-        self, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
-    ) -> Held | Refused | StillHeld:
+    async def admit(self, lease: Lease, asked: Asked | Asking) -> InFlight | Refusal | StillHeld:
         """Decide on what the budgets were a moment ago."""
-        found = await self._looked_at.ask(Query("budgets", BudgetRow))
+        if isinstance(asked, Asking):
+            return await super().admit(lease, asked)
+        found = await self._store.ask(Query("budgets", BudgetRow))
         rows = {(row.scope, row.window, row.unit): row for row in found}
         verdict = reserve(
-            intent.legs,
+            asked.legs,
             lambda leg: rows.get((leg.scope, leg.window, leg.unit)) or BudgetRow(leg.scope, leg.window, leg.unit),
         )
         if isinstance(verdict, MustWait):
-            return StillHeld(intent.legs)
-        uncapped = tuple(Leg(leg.scope, leg.window, leg.unit, None, leg.amount) for leg in intent.legs)
-        call = intent_id(intent)
+            return StillHeld(asked.call)
+        legs = uncapped(asked.legs)
         if isinstance(verdict, CapReached):
-            refusal = CostCapReached.refusing(call, "work", verdict)
-            await self._blindly(lease, call, refusal, uncapped)
-            return Refused(refusal)
-        await self._blindly(lease, call, CallStarted(call=call, tool="work", legs=uncapped), uncapped)
-        return Held(InFlight(call, "work", "turn", uncapped, self._time.now(), is_call=True))
+            refusal = CostCapReached.refusing(asked.call, asked.tool, verdict)
+            await self._blindly(lease, asked.call, refusal, legs)
+            return Answer(asked.call, "cost_cap_reached", cap_sentence(verdict), cap=refusal)
+        await self._blindly(lease, asked.call, CallStarted(call=asked.call, tool=asked.tool, legs=legs), legs)
+        return InFlight(asked.call, asked.tool, "turn", legs, self._clock.now(), is_call=True)
 
     async def _blindly(self, lease: Lease, call: str, event: AnyEvent, legs: tuple[Leg, ...]) -> None:
         """Commit what was decided before, whatever the rows say by now."""
         stream, reads = session_stream(lease.session), rows_of_hold(call, legs)
         write = Write(stream, f"{call}/held", lambda _: [Draft(event)], reads, lease)
-        await surely(lambda: self._looked_at.commit(write), self._time)
+        await surely(lambda: self._store.commit(write), self._clock)

@@ -16,18 +16,22 @@ from halter.config.agent import agent_of
 from halter.config.load import load_bytes
 from halter.config.resolve import resolve
 from halter.core.clock import SECOND, SystemClock
-from halter.core.events import CallStarted, SessionStarted
+from halter.core.events import SessionStarted
 from halter.core.ids import WorkerId
 from halter.core.limits import Caps, Spender, legs
 from halter.core.ports import Lease
 from halter.core.windows import window_at
 from halter.dispatch.tending import tended
-from halter.guard.purse import Held, Purse, Refused, StillHeld, Truth
+from halter.guard.flight import StillHeld
+from halter.guard.judge import Asked
+from halter.guard.purse import Truth
 from halter.settings import read_settings
 from halter.state.life import start
+from halter.state.session import InFlight
 from halter_drills.careless import ObeysItsFolder
 from halter_drills.children import Child, Children, Pipe
 from halter_drills.drill import Ground
+from halter_drills.till import Till
 
 CAP: Final = 120_000
 """What the store's policy allows all agents together, in micro-dollars."""
@@ -105,24 +109,26 @@ async def _spend(pipe: Pipe, ground: Ground, worker: WorkerId, *, broken: bool) 
         await asyncio.to_thread(pipe.recv)
         fleet = unbound(settings).fleet if broken else app.fleet
         caps = resolve(fleet, agent_of(load_bytes(AGENT_FILE, "agent.yaml"))).caps
-        purse = (ObeysItsFolder if broken else Purse)(app.store, app.clock)
+        till = (ObeysItsFolder if broken else Till)(app.store, app.clock)
         (lease,) = await app.store.claim(worker, 1)
         for number in range(WANTED):
-            if not await _bought(app, purse, lease, caps, f"{worker}.{number}"):
+            if not await _bought(app, till, lease, caps, f"{worker}.{number}"):
                 return
             pipe.send(COST)
 
 
-async def _bought(app: App, purse: Purse, lease: Lease, caps: Caps, call: str) -> bool:
+async def _bought(app: App, till: Till, lease: Lease, caps: Caps, call: str) -> bool:
     """Hold, act, settle; tell whether there was money for it."""
     while True:
-        held = legs(caps, Spender(lease.session, AGENT), app.clock.now(), usd=COST)
-        match await purse.hold(lease, CallStarted(call=call, tool="buy", legs=held)):
-            case Held(flight):
+        now = app.clock.now()
+        held = legs(caps, Spender(lease.session, AGENT), now, usd=COST)
+        asked = Asked(call=call, tool="buy", arguments=b"", session=lease.session, agent=AGENT, now=now, legs=held)
+        match await till.admit(lease, asked):
+            case InFlight() as flight:
                 await app.clock.sleep(SECOND // 100)
-                await purse.settle(lease, flight, Truth("ok", usd=COST))
+                await till.settle(lease, flight, Truth("ok", usd=COST))
                 return True
-            case Refused():
-                return False
             case StillHeld():
                 pass
+            case _:
+                return False

@@ -6,7 +6,9 @@ from typing import Any, Final, NamedTuple
 
 from halter_drills.drill import Connection, StoreKind
 
-TABLES: Final = ("events", "streams", "sessions", "budgets", "holds", "spends", "blobs", "workers", "snapshots")
+TABLES: Final = (
+    *("events", "streams", "sessions", "budgets", "holds", "spends", "audit", "blobs", "workers", "snapshots"),
+)
 """All tables but the one that says which store it is."""
 
 SELECT: Final = (

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from halter.core.events import CallStarted, RequestStarted, WakePosted
+from halter.core.events import WakePosted
 from halter.core.ids import session_stream
 from halter.core.limits import Cap, Caps
-from halter.core.money import DOLLAR, Leg, dollars
+from halter.core.money import DOLLAR, dollars
 from halter.core.usage import Usage
 from halter.core.vocabulary import Cause, Purpose, State
-from halter.guard.purse import Intent, Truth
+from halter.guard.purse import Truth
 
 AGENT: Final = "night-watch"
 HELPER: Final = "reader"
@@ -97,13 +97,7 @@ class Spend:
     usd: int
     tokens: int = 0
     purpose: Purpose = "turn"
-    body: bytes | None = None
-
-    def intent(self, legs: tuple[Leg, ...]) -> Intent:
-        """Put it as the event that says what is about to happen."""
-        if self.what == "call":
-            return CallStarted(call=self.id, tool=self.name, purpose=self.purpose, legs=legs)
-        return RequestStarted(request=self.id, model=self.name, purpose=self.purpose, legs=legs)
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

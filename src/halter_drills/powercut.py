@@ -53,6 +53,7 @@ EVERYTHING: Final = (
     "SELECT * FROM budgets",
     "SELECT * FROM holds",
     "SELECT * FROM spends",
+    "SELECT * FROM audit",
     "SELECT * FROM blobs",
     "SELECT * FROM workers",
     "SELECT * FROM snapshots",

@@ -18,7 +18,6 @@ import msgspec
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import WorkerId
 from halter.core.ports import Query
-from halter.guard.purse import Purse
 from halter_drills.careless import CheckThenSpend
 from halter_drills.checker import Found, check, found_at, paid
 from halter_drills.children import Child, Children, Pipe, children
@@ -27,6 +26,7 @@ from halter_drills.drill import Drill, Ground, Result, Setting, own_store, resul
 from halter_drills.folders import spend_in_folders
 from halter_drills.simulated import PROCESSES, ROUGH, Race, simulated
 from halter_drills.spenders import Crowd, Worker, begin
+from halter_drills.till import Till
 
 SEEDS: Final = 40
 CROWDS_EVERY: Final = 50
@@ -52,7 +52,7 @@ def run(setting: Setting) -> Result:
     violations: list[str] = []
     counts: Counter[str] = Counter()
     with own_store(setting) as ground, children(__name__) as started:
-        reports = _reports(ground, started, seeds, crowds, _purse(setting))
+        reports = _reports(ground, started, seeds, crowds, _till(setting))
         for done, (wrong, counted) in enumerate(reports, 1):
             violations += wrong
             counts += counted
@@ -60,31 +60,31 @@ def run(setting: Setting) -> Result:
     return result(DRILL.name, ground.kind, total, violations, {"seeds": seeds, **counts})
 
 
-def _purse(setting: Setting) -> type[Purse]:
-    return CheckThenSpend if setting.teeth else Purse
+def _till(setting: Setting) -> type[Till]:
+    return CheckThenSpend if setting.teeth else Till
 
 
-def _reports(ground: Ground, started: Children, seeds: int, crowds: int, purse: type[Purse]) -> Iterator[Report]:
+def _reports(ground: Ground, started: Children, seeds: int, crowds: int, till: type[Till]) -> Iterator[Report]:
     processors = os.cpu_count() or 1
     for first in range(processors):
-        started.start(_virtual, range(first, seeds, processors), range(first, crowds, processors), purse)
+        started.start(_virtual, range(first, seeds, processors), range(first, crowds, processors), till)
     for _, report in started.words():
         yield report
-    yield _for_real(ground, started, quarrel(seeds, **REAL), purse, rough=True)
+    yield _for_real(ground, started, quarrel(seeds, **REAL), till, rough=True)
     ground.fresh()
     (ground.folder / BILLS).unlink()
-    yield _for_real(ground, started, patience(seeds, **REAL), purse, rough=False)
+    yield _for_real(ground, started, patience(seeds, **REAL), till, rough=False)
     ground.fresh()
-    yield spend_in_folders(ground, started, broken=purse is not Purse)
+    yield spend_in_folders(ground, started, broken=till is not Till)
 
 
-def _virtual(pipe: Pipe, seeds: Sequence[int], crowds: Sequence[int], purse: type[Purse]) -> None:
-    changes = CHANGES if purse is Purse else 0
+def _virtual(pipe: Pipe, seeds: Sequence[int], crowds: Sequence[int], till: type[Till]) -> None:
+    changes = CHANGES if till is Till else 0
     for seed in seeds:
-        outcome = simulated(Race(seed, quarrel(seed, **VIRTUAL), purse, ROUGH, changes))
+        outcome = simulated(Race(seed, quarrel(seed, **VIRTUAL), till, ROUGH, changes))
         pipe.send((outcome.violations, outcome.counts))
     for seed in crowds:
-        outcome = simulated(Race(seed, patience(seed, **BRISK), purse))
+        outcome = simulated(Race(seed, patience(seed, **BRISK), till))
         unused = [f"Number {seed}: {sentence}" for sentence in _unused(outcome.found)]
         pipe.send((outcome.violations + unused, outcome.counts))
 
@@ -97,11 +97,11 @@ def _unused(found: Found) -> list[str]:
     return [f"The sessions were refused with {spent} of {ONE_CAP} micro-dollars spent: more than 5 % was left unused."]
 
 
-def _for_real(ground: Ground, started: Children, crowd: Crowd, purse: type[Purse], *, rough: bool) -> Report:
+def _for_real(ground: Ground, started: Children, crowd: Crowd, till: type[Till], *, rough: bool) -> Report:
     """Let real processes spend on the real store, kill some, and check what is left."""
     since = SystemClock().now()
     asyncio.run(_begin(ground, crowd))
-    killed = _let_run(ground, started, crowd, purse, rough=rough)
+    killed = _let_run(ground, started, crowd, till, rough=rough)
     found = found_at(ground.url)
     wrong = check(found, planned(crowd, since)) + paid(found.events, _bills(ground))
     counts = Counter(event.kind for event in found.events)
@@ -117,11 +117,11 @@ async def _begin(ground: Ground, crowd: Crowd) -> None:
         await store.close()
 
 
-def _let_run(ground: Ground, started: Children, crowd: Crowd, purse: type[Purse], *, rough: bool) -> int:
+def _let_run(ground: Ground, started: Children, crowd: Crowd, till: type[Till], *, rough: bool) -> int:
     """Start the processes, kill each doomed one at its hour, put another in its place; wait for all to end."""
-    workers = [started.start(_worker, ground, crowd, f"w{number}", purse) for number in range(PROCESSES)]
+    workers = [started.start(_worker, ground, crowd, f"w{number}", till) for number in range(PROCESSES)]
     hours = dict(zip(workers, DOOMED, strict=False)) if rough else {}
-    if rough and purse is Purse:
+    if rough and till is Till:
         started.start(_person, ground, crowd)
     calls: Counter[Child] = Counter()
     killed = 0
@@ -130,7 +130,7 @@ def _let_run(ground: Ground, started: Children, crowd: Crowd, purse: type[Purse]
         if calls[child] == hours.get(child):
             child.kill()
             killed += 1
-            started.start(_worker, ground, crowd, f"heir{killed}", purse)
+            started.start(_worker, ground, crowd, f"heir{killed}", till)
     return killed
 
 
@@ -143,11 +143,11 @@ def _bills(ground: Ground) -> dict[str, list[int]]:
     return bills
 
 
-def _worker(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, purse: type[Purse]) -> None:
-    asyncio.run(_work(pipe, ground, crowd, name, purse))
+def _worker(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, till: type[Till]) -> None:
+    asyncio.run(_work(pipe, ground, crowd, name, till))
 
 
-async def _work(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, purse: type[Purse]) -> None:
+async def _work(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, till: type[Till]) -> None:
     store = ground.open(lease=crowd.lease)
 
     async def finished() -> bool:
@@ -161,7 +161,7 @@ async def _work(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, purse: type
             pipe.send(call)
 
         slots = -(-len(crowd.members) // PROCESSES)
-        await Worker(WorkerId(name), store, SystemClock(), crowd, bill, finished, slots, purse).run()
+        await Worker(WorkerId(name), store, SystemClock(), crowd, bill, finished, slots, till).run()
     await store.close()
 
 

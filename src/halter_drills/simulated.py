@@ -14,7 +14,6 @@ from typing import Final
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.ids import SortableIds, WorkerId
 from halter.core.ports import Stored
-from halter.guard.purse import Purse
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine, open_connection
@@ -25,6 +24,7 @@ from halter_drills.checker import Fact, Found, Sums, check, fact, found_in, paid
 from halter_drills.crowds import cap_change, planned
 from halter_drills.faults import Faults, FaultyStore
 from halter_drills.spenders import Crowd, Worker, begin, surely
+from halter_drills.till import Till
 
 PROCESSES: Final = 4
 LIVES: Final = 3
@@ -37,11 +37,11 @@ ROUGH: Final = Faults(away=0.02, lost=0.05, crash=0.01)
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What is run: who spends, how well the purse is made, what goes wrong, how often a person changes a cap."""
+    """What is run: who spends, how well the till is made, what goes wrong, how often a person changes a cap."""
 
     seed: int
     crowd: Crowd
-    purse: type[Purse] = Purse
+    till: type[Till] = Till
     faults: Faults = SMOOTH
     changes: int = 0
 
@@ -166,7 +166,7 @@ async def _process(world: World, number: int, slots: int) -> None:
             world.bill,
             world.finished,
             slots,
-            world.race.purse,
+            world.race.till,
         )
         try:
             await worker.run()

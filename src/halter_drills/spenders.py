@@ -14,11 +14,13 @@ from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, SessionStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.limits import Cap, Caps, Spender, carve, legs
-from halter.core.money import Leg
 from halter.core.ports import Lease, Store, Stored, Write
-from halter.guard.purse import Held, Purse, Refused, StillHeld, Truth
+from halter.guard.flight import StillHeld
+from halter.guard.judge import Asked
+from halter.guard.purse import Truth
 from halter.state.life import end, start, start_child, wake
 from halter.state.session import InFlight, replay
+from halter_drills.till import Till
 
 T = TypeVar("T")
 
@@ -90,19 +92,19 @@ class Worker:
     bill: Bill
     finished: Callable[[], Awaitable[bool]]
     slots: int
-    purse: type[Purse] = Purse
+    till: type[Till] = Till
     mine: set[str] = field(default_factory=set[str])
 
     async def run(self) -> None:
         """Work until nothing is left to do; whatever ends this ends all that it does."""
-        purse = self.purse(self.store, self.clock)
+        till = self.till(self.store, self.clock)
         async with asyncio.TaskGroup() as tasks:
             beating = tasks.create_task(self._beat())
             while self.mine or not await self.finished():
                 free = self.slots - len(self.mine)
                 for lease in await self.store.claim(self.name, free) if free else ():
                     self.mine.add(lease.session)
-                    tasks.create_task(self._own(lease, purse))
+                    tasks.create_task(self._own(lease, till))
                 await self.clock.sleep(self.crowd.tick)
             beating.cancel()
 
@@ -111,9 +113,9 @@ class Worker:
             await self.clock.sleep(self.crowd.lease // 4)
             await self.store.beat(self.name)
 
-    async def _own(self, lease: Lease, purse: Purse) -> None:
+    async def _own(self, lease: Lease, till: Till) -> None:
         try:
-            await Owner(self, lease, purse).run()
+            await Owner(self, lease, till).run()
         except* LeaseLost:
             """Somebody else goes on with this session; that is what leases are for."""
         finally:
@@ -123,13 +125,13 @@ class Worker:
 class Owner:
     """The owner of one session: it does what is left to do, and ends it."""
 
-    def __init__(self, worker: Worker, lease: Lease, purse: Purse) -> None:
+    def __init__(self, worker: Worker, lease: Lease, till: Till) -> None:
         self._worker = worker
         self._store = worker.store
         self._clock = worker.clock
         self._crowd = worker.crowd
         self._lease = lease
-        self._purse = purse
+        self._till = till
         self._member = worker.crowd.named()[lease.session]
         self._refused = False
 
@@ -143,7 +145,7 @@ class Owner:
             key = f"{self._lease.session}/{self._lease.generation}/woken"
             await self._surely(lambda: self._store.commit(wake(self._lease, key, None, 0)))
         for flight in state.in_flight.values():
-            await self._surely(lambda flight=flight: self._purse.settle_in_doubt(self._lease, [flight]))
+            await self._surely(lambda flight=flight: self._till.settle_in_doubt(self._lease, [flight]))
         self._refused = state.cost_cap_reached
         for child in self._crowd.children(self._member.session):
             await self._delegate(child)
@@ -170,28 +172,36 @@ class Owner:
             await self._go(a_round)
 
     async def _go(self, a_round: Round) -> None:
-        """Hold, act, settle; where others hold the money for longer than the purse waits, ask again."""
-        intent = CallStarted(call=a_round.call, tool="work", legs=self._legs(a_round))
+        """Hold, act, settle; where others hold the money for longer than the till waits, ask again."""
+        asked = self._asked(a_round)
         while True:
-            match await self._surely(lambda: self._purse.hold(self._lease, intent)):
-                case Refused():
-                    self._refused = True
-                    return
+            match await self._surely(lambda: self._till.admit(self._lease, asked)):
+                case InFlight() as flight:
+                    return await self._act(a_round, flight)
                 case StillHeld():
                     await self._clock.sleep(self._crowd.tick)
-                case Held(flight):
-                    await self._act(a_round, flight)
-                    return
+                case _:
+                    self._refused = True
+                    return None
 
     async def _act(self, a_round: Round, flight: InFlight) -> None:
         await self._clock.sleep(a_round.latency)
         self._worker.bill(a_round.call, a_round.truth)
         truth = Truth("ok", usd=a_round.truth)
-        await self._surely(lambda: self._purse.settle(self._lease, flight, truth))
+        await self._surely(lambda: self._till.settle(self._lease, flight, truth))
 
-    def _legs(self, a_round: Round) -> tuple[Leg, ...]:
-        spender = Spender(self._member.session, self._member.agent)
-        return legs(self._crowd.caps(self._member), spender, self._clock.now(), usd=a_round.amount)
+    def _asked(self, a_round: Round) -> Asked:
+        member, now = self._member, self._clock.now()
+        spread = legs(self._crowd.caps(member), Spender(member.session, member.agent), now, usd=a_round.amount)
+        return Asked(
+            call=a_round.call,
+            tool="work",
+            arguments=b"",
+            session=member.session,
+            agent=member.agent,
+            now=now,
+            legs=spread,
+        )
 
     async def _delegate(self, child: Member) -> None:
         """Start a sub-session, or learn that there is no room for it; where others hold the room, wait."""

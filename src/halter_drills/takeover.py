@@ -10,12 +10,14 @@ from halter.core.events import CallStarted, SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
 from halter.core.limits import Caps, Spender, carve, legs
 from halter.core.ports import Committed, Lease, Write
-from halter.guard.purse import Held, Purse, Truth
+from halter.guard.judge import Asked
+from halter.guard.purse import Truth
 from halter.journal.apply import Applier, WorkingSet, append
 from halter.state.life import end, park, start, start_child, wake
 from halter.state.session import InFlight, replay
 from halter_drills.children import Pipe
 from halter_drills.drill import Ground
+from halter_drills.till import Till
 
 Moment = Literal["before an intent", "before an effect", "before an outcome", "parked", "resident"]
 MOMENTS: Final[tuple[Moment, ...]] = get_args(Moment)
@@ -77,18 +79,28 @@ class Mortal:
         self._agent = agent
         self._clock = SystemClock()
         self._store = ground.open(lease=LEASE, applier=applier)
-        self._purse = Purse(self._store, self._clock)
+        self._till = Till(self._store, self._clock)
         self._effects = ground.folder / EFFECTS
 
     async def _step(self, lease: Lease, number: int) -> None:
-        answer = await self._purse.hold(lease, self._intent(lease, number))
-        if isinstance(answer, Held):
-            self._act(answer.flight)
-            await self._settle(lease, answer.flight)
+        flight = await self._begun(lease, number)
+        if flight is not None:
+            self._act(flight)
+            await self._settle(lease, flight)
 
-    def _intent(self, lease: Lease, number: int) -> CallStarted:
-        spread = legs(Caps(), Spender(lease.session, self._agent), self._clock.now(), usd=AMOUNT)
-        return CallStarted(call=f"{lease.session}/{number}", tool="work", legs=spread)
+    async def _begun(self, lease: Lease, number: int) -> InFlight | None:
+        session, now = lease.session, self._clock.now()
+        asked = Asked(
+            call=f"{session}/{number}",
+            tool="work",
+            arguments=b"",
+            session=session,
+            agent=self._agent,
+            now=now,
+            legs=legs(Caps(), Spender(session, self._agent), now, usd=AMOUNT),
+        )
+        answer = await self._till.admit(lease, asked)
+        return answer if isinstance(answer, InFlight) else None
 
     def _act(self, flight: InFlight) -> None:
         """Have an effect that cannot be taken back."""
@@ -96,7 +108,7 @@ class Mortal:
             effects.write(f"{flight.id}\n")
 
     async def _settle(self, lease: Lease, flight: InFlight) -> Committed:
-        return await self._purse.settle(lease, flight, Truth("ok", usd=AMOUNT // 2))
+        return await self._till.settle(lease, flight, Truth("ok", usd=AMOUNT // 2))
 
 
 class Heir(Mortal):
@@ -121,7 +133,7 @@ class Heir(Mortal):
         events = await self._store.read(session_stream(lease.session))
         seen = len(await self._store.read(inbox_stream(lease.session)))
         await self._store.commit(wake(lease, f"{lease.session}/{lease.generation}/woken", None, seen))
-        await self._purse.settle_in_doubt(lease, list(replay(events).in_flight.values()))
+        await self._till.settle_in_doubt(lease, list(replay(events).in_flight.values()))
         begun = {stored.event.call for stored in events if isinstance(stored.event, CallStarted)}
         for number in range(STEPS):
             if f"{lease.session}/{number}" not in begun:
@@ -170,8 +182,7 @@ class Zombie(Mortal):
                 await self._store.commit(park(lease, f"{lease.session}/rest", rest))
                 return None
             case "before an effect" | "before an outcome":
-                answer = await self._purse.hold(lease, self._intent(lease, self._case.step))
-        flight = answer.flight if isinstance(answer, Held) else None
+                flight = await self._begun(lease, self._case.step)
         if flight is not None and self._case.moment == "before an outcome":
             self._act(flight)
         return flight

@@ -24,7 +24,9 @@ from halter.core.ids import FLEET, Digest, SessionId, StreamId, WorkerId, inbox_
 from halter.core.limits import Spender, carve, legs
 from halter.core.money import Account
 from halter.core.ports import Agents, Committed, Draft, Lease, Store, Stored, Ticket, Write
-from halter.guard.purse import Held, Intent, Purse, change_cap
+from halter.guard.judge import Asked
+from halter.guard.purse import change_cap
+from halter.guard.weigh import Asking
 from halter.journal.relay import Relay
 from halter.state.life import end, park, post, start, start_child, wake
 from halter.state.session import InFlight, Session, fold
@@ -50,6 +52,7 @@ from halter_drills.plan import (
     child_of,
     plan,
 )
+from halter_drills.till import FlatRate, Till
 
 Told = tuple[Stored, Session]
 """An event that was acknowledged, and the state that it left its stream in."""
@@ -147,7 +150,7 @@ class Workload:
         self._clock = clock
         self._worker = WorkerId(worker)
         self._store = Witness(store, acknowledged)
-        self._purse = Purse(self._store, clock)
+        self._till = Till(self._store, clock)
         self._claimed: dict[str, Lease] = {} if claimed is None else claimed
         self._leases: dict[str, Lease] = {}
 
@@ -233,17 +236,38 @@ class Workload:
         held: list[tuple[Spend, InFlight]] = []
         for spend in step.together:
             if spend.id not in self._store.done:
-                answer = await self._purse.hold(await self._lease(step.session), self._intent(step, spend), spend.body)
-                if isinstance(answer, Held):
-                    held.append((spend, answer.flight))
+                answer = await self._till.admit(await self._lease(step.session), self._asked(step, spend))
+                if isinstance(answer, InFlight):
+                    held.append((spend, answer))
         for spend, flight in reversed(held):
-            await self._purse.settle(await self._lease(step.session), flight, spend.truth)
+            await self._till.settle(await self._lease(step.session), flight, spend.truth)
 
-    def _intent(self, step: Act, spend: Spend) -> Intent:
-        state = self._state(step.session)
+    def _asked(self, step: Act, spend: Spend) -> Asked | Asking:
+        state, now = self._state(step.session), self._clock.now()
         caps = HELPER_CAPS if state.parent else CAPS
         spender = Spender(step.session, state.agent, state.trigger)
-        return spend.intent(legs(caps, spender, self._clock.now(), usd=spend.usd, tokens=spend.tokens))
+        if spend.what == "call":
+            return Asked(
+                call=spend.id,
+                tool=spend.name,
+                arguments=spend.body,
+                session=step.session,
+                agent=state.agent,
+                now=now,
+                legs=legs(caps, spender, now, usd=spend.usd),
+            )
+        return Asking(
+            request=spend.id,
+            model=spend.name,
+            purpose=spend.purpose,
+            spender=spender,
+            caps=caps,
+            now=now,
+            rates=FlatRate(spend.usd),
+            input_tokens=spend.tokens // 2,
+            max_output_tokens=spend.tokens // 2,
+            min_output_tokens=spend.tokens // 2,
+        )
 
     async def _rest(self, step: Rest) -> None:
         event = SessionParked(
@@ -290,4 +314,4 @@ class Workload:
         """Say that the owner went away, and settle what it left in doubt at its maximum."""
         key = f"{lease.session}/{lease.generation}/takeover"
         await self._store.commit(wake(lease, key, None, state.inbox_seen))
-        await self._purse.settle_in_doubt(lease, list(state.in_flight.values()))
+        await self._till.settle_in_doubt(lease, list(state.in_flight.values()))

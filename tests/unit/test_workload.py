@@ -59,7 +59,7 @@ def bench() -> Bench:
 
 
 BY_OTHERS = {
-    *("call_refused", "request_refused", "decision_asked", "decision_made", "halt_requested", "halt_lifted"),
+    *("request_refused", "decision_asked", "decision_made", "halt_requested", "halt_lifted"),
     *("decision_withdrawn", "fleet_policy_adopted", "store_accepted"),
     *("rule_made", "rule_ended", "tool_pinned"),
     *("session_resumed", "turn_started", "message_added", "context_cut", "turn_ended"),
@@ -67,7 +67,7 @@ BY_OTHERS = {
     *(event.KIND for event in (*get_args(Leaving), *get_args(OfTriggers))),
     *("phase_entered", "context_given", "document_read", "judges_chosen", "message_routed"),
 }
-"""What only the guard and the loop write, and people through them: the plan spends money past both."""
+"""What only the guard and the loop write, and people through them: the plan has no tool, model or person."""
 
 
 async def test_the_plan_brings_about_every_kind_of_event_but_those_of_the_guard_and_the_loop(bench: Bench) -> None:
