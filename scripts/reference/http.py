@@ -43,11 +43,16 @@ def _described() -> Described:
 
 
 def _way(method: str, path: str, way: Described, described: Described) -> str:
-    return "\n".join((f"## {method.upper()} {path}\n\n{_told(way)}\n", *_taken(way, described)))
+    return "\n".join((f"## {method.upper()} {path}\n\n{_told(way)}{_role(way)}\n", *_taken(way, described)))
 
 
 def _told(way: Described) -> str:
-    return str(way.get("description") or way.get("summary") or "").strip()
+    return str(way.get("description") or way.get("summary") or "").strip().rstrip(".") + "."
+
+
+def _role(way: Described) -> str:
+    role = way.get("x-role", "viewer")
+    return "" if role == "viewer" else f" Needs the role `{role}`."
 
 
 def _taken(way: Described, described: Described) -> Iterator[str]:
@@ -59,7 +64,7 @@ def _taken(way: Described, described: Described) -> Iterator[str]:
 def _parameters(way: Described) -> Iterator[tuple[str, ...]]:
     for each in way.get("parameters", ()):
         needed = "yes" if each.get("required") else "no"
-        yield code(each["name"]), each["in"], needed, _is(each.get("schema", {})), each.get("description", "")
+        yield code(each["name"]), each["in"], needed, _is(each.get("schema", {})), _meaning(each)
 
 
 def _body(way: Described, described: Described) -> Iterator[tuple[str, ...]]:
@@ -67,7 +72,13 @@ def _body(way: Described, described: Described) -> Iterator[tuple[str, ...]]:
     found = _found(schema, described)
     needed = found.get("required", ())
     for name, field in found.get("properties", {}).items():
-        yield code(name), "body", "yes" if name in needed else "no", _is(field), field.get("description", "")
+        yield code(name), "body", "yes" if name in needed else "no", _is(field), _meaning(field)
+
+
+def _meaning(field: Described) -> str:
+    """Find what a field says of itself, or of what stands there unless it is left out."""
+    known = (field, field.get("schema", {}), *field.get("schema", field).get("anyOf", ()))
+    return next((each["description"] for each in known if "description" in each), "")
 
 
 def _found(schema: Described, described: Described) -> Described:

@@ -178,7 +178,7 @@ async def test_what_all_agents_spent_together_is_not_told_to_who_sees_only_some(
 
 READS: dict[str, Callable[[Desk], Awaitable[Any]]] = {
     "session": lambda desk: desk.session("theirs-1"),
-    "by its beginning": lambda desk: looking.session_meant(desk, "theirs"),
+    "by its beginning": lambda desk: replace(desk, short_ids=True).session("theirs"),
     "sessions": lambda desk: looking.sessions(desk, "theirs"),
     "events": lambda desk: looking.events(desk, "theirs-1"),
     "inbox": lambda desk: looking.events(desk, "theirs-1", inbox=True),
@@ -307,14 +307,14 @@ async def test_a_small_fleet_comes_back_soon_and_a_large_one_over_a_minute(
     await office.scribe.start("over", agent="mine")
     await office.scribe.end("over")
     await steering.halt(office.desk(), "fleet")
-    assert await steering.resume(office.desk(), "fleet") == ramp * SECOND
+    assert (await steering.resume(office.desk(), "fleet")).ramp == ramp * SECOND
     await steering.halt(office.desk(), "agent:mine")
-    assert await steering.resume(office.desk(), "agent:mine") == 0
+    assert (await steering.resume(office.desk(), "agent:mine")).ramp == 0
 
 
 async def test_a_fleet_comes_back_over_the_time_that_is_named(office: Office) -> None:
     await steering.halt(office.desk(), "fleet")
-    assert await steering.resume(office.desk(), "fleet", 0) == 0
+    assert (await steering.resume(office.desk(), "fleet", 0)).ramp == 0
 
 
 @pytest.mark.parametrize("scope", ["", "flea", "agent:", "session", "agent:\ud800", "session:\x00"])

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rich.cells import cell_len
@@ -15,6 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from halter.core.public_json import public_json
+
+if TYPE_CHECKING:
+    from halter.app.desk.operation import Done
 
 NARROWEST: Final = 60
 """Columns of a screen below which a table is never readable."""
@@ -84,6 +87,15 @@ def harmless(text: str) -> Text:
 def answer_json(value: object) -> None:
     """Print a value as JSON; amounts are dollars, times integers of microseconds."""
     sys.stdout.write(msgspec.json.format(public_json(value), indent=2).decode() + "\n")
+
+
+def answer_done(done: "Done", *, as_json: bool) -> None:
+    """Say what was done; for programs, name it."""
+    if as_json:
+        facts = {name: value for name, value in msgspec.structs.asdict(done).items() if name != "sentence"}
+        answer_json({"subject": done.subject, "done": True, **facts})
+    else:
+        say(done.sentence)
 
 
 def answer_line(value: object) -> None:

@@ -218,8 +218,8 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 
 def desk_of(app: App) -> Desk:
-    """Let whoever typed sit down: who has the store itself has every right there."""
-    return Desk(app, Who(app.settings.person))
+    """Make the desk of the person who typed: who has the store itself has every right there."""
+    return Desk(app, Who(app.settings.person), short_ids=True)
 
 
 def only_a_person(app: App, what: str) -> None:

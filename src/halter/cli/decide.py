@@ -102,7 +102,7 @@ def approve(
         cap=(saying_errors(lambda: amount_of(cap)),) if cap else None,
         reason=reason,
     )
-    _tell(with_app(store, lambda app: decisions.approve(desk_of(app), decision, answer, whole=False)), as_json=as_json)
+    _tell(with_app(store, lambda app: decisions.approve(desk_of(app), decision, answer)), as_json=as_json)
 
 
 def deny(
@@ -116,7 +116,7 @@ def deny(
 
     The model is told that you said no, and may try another way. Your reason stands in the journal and in the receipt.
     """
-    _tell(with_app(store, lambda app: decisions.deny(desk_of(app), decision, reason, whole=False)), as_json=as_json)
+    _tell(with_app(store, lambda app: decisions.deny(desk_of(app), decision, reason)), as_json=as_json)
 
 
 def _tell(said: Said, *, as_json: bool) -> None:

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from halter.app import App
-from halter.app.desk import looking
 from halter.app.desk.looking import MOST, all_events
 from halter.cli.command import desk_of
 from halter.core.rows import SessionRow
@@ -17,4 +16,4 @@ SessionArgument = Annotated[str, typer.Argument(help="A session's id from halter
 
 async def session_meant(app: App, beginning: str) -> SessionRow:
     """Find the one session whose id begins as was typed."""
-    return await looking.session_meant(desk_of(app), beginning)
+    return await desk_of(app).session(beginning)

@@ -8,7 +8,7 @@ import typer
 
 from halter.app import App
 from halter.app.words.moments import written
-from halter.cli.answer import answer_block, answer_json, say
+from halter.cli.answer import answer_block, answer_done, answer_json, say
 from halter.cli.command import (
     NOT_FINE,
     WRONG_USE,
@@ -107,11 +107,8 @@ def settle(wanted: str, status: Kept, among: "Among", reason: str, store: str | 
     """Let a person say what becomes of something."""
     from halter.app.desk import left
 
-    whole = with_app(store, lambda app: left.settle(desk_of(app), wanted, status, among, reason, whole=False))
-    if as_json:
-        answer_json({"subject": whole, "done": True, "status": status})
-    else:
-        say(f"{whole} is {status}.")
+    done = with_app(store, lambda app: left.settle(desk_of(app), wanted, status, among, reason))
+    answer_done(done, as_json=as_json)
 
 
 def promote(

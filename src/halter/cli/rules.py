@@ -11,7 +11,7 @@ from halter.app.desk import rules as desk_rules
 from halter.app.desk.always import SAME, Offered, offers, told
 from halter.app.desk.waiting import decision_meant
 from halter.app.words.moments import written
-from halter.cli.answer import answer_block, answer_json, say
+from halter.cli.answer import answer_block, answer_done, answer_json, say
 from halter.cli.command import WRONG_USE, JsonOption, ReasonOption, StoreOption, desk_of, fail, with_app
 from halter.cli.plain import PlainCommand, PlainGroup
 from halter.core.durations import shown_duration
@@ -83,11 +83,7 @@ def end(
 
     The beginning of its id will do. Leaves with 1 if the rule was over already.
     """
-    row = with_app(store, lambda app: desk_rules.end(desk_of(app), rule, reason, whole=False))
-    if as_json:
-        answer_json({"subject": row.rule, "done": True})
-    else:
-        say(f"The rule {row.rule} is over: {row.tool} is asked about again.")
+    answer_done(with_app(store, lambda app: desk_rules.end(desk_of(app), rule, reason)), as_json=as_json)
 
 
 def offer(

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from halter.app import App
 from halter.app.words.moments import moment
-from halter.cli.answer import answer_json, answer_table, say
+from halter.cli.answer import answer_done, answer_json, answer_table, say
 from halter.cli.command import (
     NOT_FINE,
     WRONG_USE,
@@ -25,6 +25,9 @@ from halter.cli.talk import AGENT_FILE, speaking_with
 from halter.core.durations import shown_duration
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
+
+if TYPE_CHECKING:
+    from halter.app.desk.operation import Done
 
 SHORT: Final = 16
 """So much of a document's digest is shown, and names it."""
@@ -151,13 +154,12 @@ def cancel(
     What it has started goes on: `halter cancel SESSION` ends that.
     """
 
-    async def job(app: App) -> None:
+    async def job(app: App) -> "Done":
         from halter.app.desk import triggers
 
-        await triggers.end(desk_of(app), trigger, reason)
+        return await triggers.end(desk_of(app), trigger, reason)
 
-    with_app(store, job)
-    _done(trigger, f"{trigger} is cancelled: it starts nothing any more.", as_json=as_json)
+    answer_done(with_app(store, job), as_json=as_json)
 
 
 def retry(
@@ -175,17 +177,9 @@ def retry(
     digest, will do.
     """
 
-    async def job(app: App) -> str:
+    async def job(app: App) -> "Done":
         from halter.app.desk import triggers
 
         return await triggers.retry(desk_of(app), trigger, item)
 
-    name = with_app(store, job)
-    _done(trigger, f"{name} is tried anew by {trigger}.", as_json=as_json)
-
-
-def _done(subject: str, sentence: str, *, as_json: bool) -> None:
-    if as_json:
-        answer_json({"subject": subject, "done": True})
-    else:
-        say(sentence)
+    answer_done(with_app(store, job), as_json=as_json)

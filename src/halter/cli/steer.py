@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from halter.app import App
 from halter.app.desk import steering
-from halter.cli.answer import answer_json, say
+from halter.cli.answer import answer_done, answer_json, say
 from halter.cli.command import (
     NOT_FINE,
     JsonOption,
@@ -17,8 +16,7 @@ from halter.cli.command import (
     duration,
     with_app,
 )
-from halter.cli.named import SessionArgument, session_meant
-from halter.guard import halts
+from halter.cli.named import SessionArgument
 
 
 def halt(
@@ -29,13 +27,8 @@ def halt(
     It holds for every process on the store, and until somebody resumes the scope. `halter halt fleet` stops all
     agents.
     """
-    known = with_app(store, lambda app: steering.halt(desk_of(app), scope, reason), despite_doubt=True)
-    if as_json:
-        answer_json({"subject": scope, "done": True, "known": known})
-        return
-    say(f"{scope} is halted. Nothing acts there until `halter resume {scope}`.")
-    if not known:
-        say(f"Nothing has run here as {scope} so far: check the name, if that surprises you.")
+    done = with_app(store, lambda app: steering.halt(desk_of(app), scope, reason), despite_doubt=True)
+    answer_done(done, as_json=as_json)
 
 
 def resume(
@@ -53,11 +46,8 @@ def resume(
     Leaves with 1 if the scope was not halted.
     """
     wanted = duration(over) if over else None
-    ramp = with_app(store, lambda app: steering.resume(desk_of(app), scope, wanted, reason))
-    if as_json:
-        answer_json({"subject": scope, "done": True})
-    else:
-        say(halts.let_go(scope, ramp))
+    done = with_app(store, lambda app: steering.resume(desk_of(app), scope, wanted, reason))
+    answer_done(done, as_json=as_json)
 
 
 def cancel(
@@ -67,11 +57,7 @@ def cancel(
 
     Leaves with 1 if it is not over when this ends.
     """
-
-    async def job(app: App) -> steering.Cancelled:
-        return await steering.cancel(desk_of(app), (await session_meant(app, session)).session, reason)
-
-    cancelled = with_app(store, job, despite_doubt=True)
+    cancelled = with_app(store, lambda app: steering.cancel(desk_of(app), session, reason), despite_doubt=True)
     if as_json:
         answer_json({"subject": cancelled.session, "done": True, "ended": cancelled.came == "ended"})
     else:

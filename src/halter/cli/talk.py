@@ -13,9 +13,10 @@ import msgspec
 import typer
 
 from halter.app import App
+from halter.app.desk import Desk, Who
 from halter.app.desk.waiting import decision_meant
 from halter.cli.answer import answer_json, answer_line, say, warn
-from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, desk_of, fail, with_app
+from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, with_app
 from halter.cli.frontdoor import Done, Door, show_done
 from halter.cli.lines import Lines
 from halter.cli.look import next_due
@@ -235,7 +236,7 @@ class _Asking:
     async def _ask(self, asked: NeedsPerson) -> None:
         async with self._turn:
             self._screen.end_line()
-            found = await decision_meant(desk_of(self._app), asked.decision, whole=True)
+            found = await decision_meant(Desk(self._app, Who(self._app.settings.person)), asked.decision)
             for line in found.shown.splitlines():
                 warn(f"  {line}")
             word: str | None = ""

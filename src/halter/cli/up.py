@@ -10,7 +10,6 @@ import typer
 
 from halter.app import App
 from halter.app.bus import Bus, Gap, Item, News, Pulse
-from halter.app.desk.looking import agents_seen
 from halter.app.follow import heads
 from halter.app.objects import item_object
 from halter.cli.answer import answer_json, json_line, painted, say, warn
@@ -32,11 +31,10 @@ from halter.cli.view import View
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, session_of
-from halter.core.ports import Query
-from halter.core.rows import AgentRow
 from halter.core.text import counted, listed
 
 if TYPE_CHECKING:
+    from halter.app.desk.steering import Switched
     from halter.app.up import Serve
 
 AGENT_FILE: Final = "agent.yaml"
@@ -221,21 +219,19 @@ def on(
     alone, and with messages, webhooks and watched folders.
     """
 
-    async def job(app: App) -> tuple[str, bool, Mapping[str, Decimal | None]]:
+    async def job(app: App) -> "tuple[Switched, Mapping[str, Decimal | None]]":
         from halter.app.desk.steering import switch
 
         only_a_person(app, "switch an agent on")
-        name, known = await _meant(app, agent)
+        name = await _meant(app, agent)
         costs = await _costs(app, Path(agent), name, as_json=as_json)
-        await switch(desk_of(app), name, on=True, reason=reason)
-        return name, known, costs
+        return await switch(desk_of(app), name, on=True, reason=reason), costs
 
-    name, known, costs = with_app(store, job)
+    done, costs = with_app(store, job)
     if as_json:
-        answer_json({"agent": name, "on": True, "known": known, **costs})
+        answer_json({"agent": done.subject, "on": True, "known": done.known, **costs})
         return
-    say(f"{name} is on: it runs wherever `halter up` is given its folder.")
-    _unless(known, name)
+    _tell_switched(done)
 
 
 async def _costs(app: App, folder: Path, name: str, *, as_json: bool) -> Mapping[str, Decimal | None]:
@@ -265,36 +261,34 @@ def off(
     It works from anywhere that reaches the store, whichever process runs the agent, and also if its file is broken.
     """
 
-    async def job(app: App) -> tuple[str, bool, Sequence[str]]:
+    async def job(app: App) -> "Switched":
         from halter.app.desk.steering import switch
 
-        name, known = await _meant(app, agent)
-        return name, known, await switch(desk_of(app), name, on=False, reason=reason)
+        return await switch(desk_of(app), await _meant(app, agent), on=False, reason=reason)
 
-    name, known, stopped = with_app(store, job, despite_doubt=True)
+    done = with_app(store, job, despite_doubt=True)
     if as_json:
-        answer_json({"agent": name, "on": False, "known": known, "stopped": stopped})
+        answer_json({"agent": done.subject, "on": False, "known": done.known, "stopped": done.stopped})
         return
-    what = f"{' and '.join(stopped)} is stopped" if stopped else "nothing of it was running"
-    say(f"{name} is off, and {what}. `halter on {name}` begins a new session.")
-    _unless(known, name)
+    _tell_switched(done)
 
 
-def _unless(known: bool, name: str) -> None:
-    if not known:
-        say(f"Nothing has run here as {name} so far: check the name, if that surprises you.")
+def _tell_switched(done: "Switched") -> None:
+    say(done.sentence)
+    if not done.known:
+        say(f"Nothing has run here as {done.subject} so far: check the name, if that surprises you.")
 
 
-async def _meant(app: App, agent: str) -> tuple[str, bool]:
-    """Find out which agent is meant, and tell whether it was ever switched or had a session.
+async def _meant(app: App, agent: str) -> str:
+    """Find out which agent is meant.
 
     A name that is known here is taken for that, whatever lies in a folder of the same name: an agent can be switched
     off though its file is broken.
     """
     readable(agent, "an agent")
-    known = {row.agent for row in await app.store.ask(Query("all_agents", AgentRow))} | await agents_seen(app.store)
-    name = agent if agent in known else _name(agent)
-    return name, name in known
+    from halter.app.desk.steering import known_agents
+
+    return agent if agent in await known_agents(desk_of(app)) else _name(agent)
 
 
 def _name(agent: str) -> str:

@@ -2,8 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -21,9 +20,7 @@ from halter.core.text import clean
 from halter.server.entrance import BROKEN, WHO
 from halter.server.feed import Feed
 
-T = TypeVar("T")
 JSON: Final = "application/json"
-LONGEST: Final = 2000
 AGAIN: Final = "2"
 """After so many seconds a store that was away may be asked again."""
 
@@ -37,7 +34,6 @@ def _storable(text: str) -> str:
 
 
 Name = Annotated[str, StringConstraints(max_length=300), AfterValidator(_storable)]
-Words = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_storable)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +100,6 @@ def _cleaned(value: Any) -> Any:
             return [_cleaned(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
         case _:
             return value
-
-
-def answering(handler: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[Response]]:
-    """Let a function of plain values answer a request."""
-
-    @wraps(handler)
-    async def answer(*args: Any, **kwargs: Any) -> Response:
-        value = await handler(*args, **kwargs)
-        return value if isinstance(value, Response) else Response(encoded(value), media_type=JSON)
-
-    return answer
 
 
 def add_errors(api: FastAPI) -> None:

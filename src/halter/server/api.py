@@ -1,79 +1,33 @@
-"""The HTTP API: the same things as at the command line, for programs. Its description is at `/api/openapi.json`."""
+"""The HTTP API: every operation of the registry, for programs. Its description is at `/api/openapi.json`."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
+from starlette.responses import Response, StreamingResponse
 
 from halter import __version__
-from halter.app.desk import Who, looking, money, steering
-from halter.app.desk.decisions import Said
-from halter.app.desk.policy import StorePolicy
-from halter.app.desk.workers import Worker
-from halter.app.keeping import Left
-from halter.app.planned import Plan
-from halter.app.report import Report
+from halter.app.desk.desk import Desk, wrong
+from halter.app.desk.operation import CLEANED, Operation
+from halter.app.desk.registry import OPERATIONS, READS, WRITES
 from halter.core.public_json import with_numbers
-from halter.core.rows import HaltRow, RuleRow, SessionRow
-from halter.server import doing, reading
-from halter.server.answers import ERRORS, JSON, Error, add_errors, answering
-from halter.server.doing import Done
+from halter.core.text import clean
+from halter.server.answers import ERRORS, JSON, Error, add_errors, desk_of, encoded
 from halter.server.stream import add_streams
-from halter.state.audit import AuditEntry
-from halter.state.receipt import Receipt
-from halter.state.receipt_lines import TurnLine
 
-Handler = Callable[..., Awaitable[object]]
-OBJECTS: Final = list[dict[str, Any]]
 LINES: Final = "application/x-ndjson"
-
-READ: Final[Sequence[tuple[str, Handler, Any]]] = (
-    ("/whoami", reading.whoami, Who),
-    ("/home", reading.home, reading.Home),
-    ("/fleet", reading.fleet, list[looking.AgentLine]),
-    ("/workers", reading.workers, list[Worker]),
-    ("/sessions", reading.sessions, list[SessionRow]),
-    ("/sessions/{session}", reading.session, SessionRow),
-    ("/sessions/{session}/events", reading.events, OBJECTS),
-    ("/sessions/{session}/receipt", reading.receipt, Receipt),
-    ("/sessions/{session}/turns", reading.turns, list[TurnLine]),
-    ("/sessions/{session}/hot-state", reading.hot_state, looking.HotState),
-    ("/decisions", reading.decisions, OBJECTS),
-    ("/halts", reading.halts, list[HaltRow]),
-    ("/budgets", reading.budgets, money.Budgets),
-    ("/policy", reading.policy, StorePolicy),
-    ("/spending", reading.spending, list[looking.Part]),
-    ("/triggers", reading.plans, list[Plan]),
-    ("/findings", reading.findings, list[Left]),
-    ("/proposals", reading.proposals, list[Left]),
-    ("/rules", reading.always, list[RuleRow]),
-    ("/audit", reading.audit, list[AuditEntry]),
-    ("/audit/export", reading.export_audit, AuditEntry),
-    ("/report", reading.report, Report),
-)
-DO: Final[Sequence[tuple[str, Handler, Any]]] = (
-    ("/decisions/{decision:path}/approve", doing.approve, Said),
-    ("/decisions/{decision:path}/deny", doing.deny, Said),
-    ("/halts", doing.halt, Done),
-    ("/halts/resume", doing.resume, Done),
-    ("/sessions/{session}/cancel", doing.cancel, steering.Cancelled),
-    ("/sessions/{session}/messages", doing.tell, Done),
-    ("/agents/{agent}/switch", doing.switch, Done),
-    ("/budgets/cap", doing.change_cap, Done),
-    ("/triggers/{agent}/{name}/retry", doing.retry, Done),
-    ("/triggers/{agent}/{name}/end", doing.end_trigger, Done),
-    ("/findings/{finding}/settle", doing.settle_finding, Done),
-    ("/proposals/{proposal}/settle", doing.settle_proposal, Done),
-    ("/rules/{rule}/end", doing.end_rule, Done),
-)
-DOERS: Final = frozenset(handler for _, handler, _ in DO)
+READ: Final = tuple((each.path, each.run, each.result) for each in READS)
+DO: Final = tuple((each.path, each.run, each.result) for each in WRITES)
 _REF: Final = "#/components/schemas/{name}"
+_BOOLS: Final = {"yes": "true", "on": "true", "y": "true", "t": "true", "no": "false", "off": "false"}
 
 
 def new_api() -> FastAPI:
-    """Make the API: all routes, the streams, and how a no is said."""
+    """Make the API: all routes, the streams, and how errors are answered."""
     api = FastAPI(title="Halter", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     add_errors(api)
     _add_routes(api)
@@ -87,22 +41,129 @@ def description() -> dict[str, Any]:
 
 
 def _add_routes(api: FastAPI) -> None:
-    kinds = [kind for _, _, kind in (*READ, *DO)]
-    schemas, components = msgspec.json.schema_components([*kinds, Error], ref_template=_REF)
+    kinds = [*(each.result for each in OPERATIONS), Error]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     schemas, components = with_numbers(list(schemas)), with_numbers(components)
-    for (path, handler, _), schema in zip((*READ, *DO), schemas, strict=False):
-        kind = LINES if handler is reading.export_audit else JSON
-        answer = {"description": "Done", "content": {kind: {"schema": schema}}}
+    _, inputs = msgspec.json.schema_components([each.parameters for each in OPERATIONS], ref_template=_REF)
+    inputs = {name: _with_types(each) for name, each in inputs.items()}
+    for operation, schema in zip(OPERATIONS, schemas, strict=False):
+        answer = {"description": "Done", "content": {LINES if operation.lines else JSON: {"schema": schema}}}
+        taken = inputs[operation.parameters.__name__]
         api.add_api_route(
-            f"/api{path}",
-            answering(handler),
-            methods=["POST" if handler in DOERS else "GET"],
+            f"/api{operation.path}",
+            _handler(operation),
+            methods=["POST" if operation.writes else "GET"],
             response_model=None,
-            summary=(handler.__doc__ or "").partition("\n")[0].rstrip("."),
+            operation_id=operation.name,
+            summary=operation.summary,
             responses={200: answer, **ERRORS},
-            openapi_extra={"security": [{"token": []}]},
+            openapi_extra={"security": [{"token": []}], "x-role": operation.role, **_taken(operation, taken)},
         )
-    api.openapi = _described(api, components)
+    parts = {operation.parameters.__name__ for operation in OPERATIONS}
+    api.openapi = _described(api, {**{name: each for name, each in inputs.items() if name not in parts}, **components})
+
+
+def _with_types(schema: dict[str, Any]) -> dict[str, Any]:
+    """Say of a choice of words that each is a string."""
+    fields = schema.get("properties", {})
+    typed = {name: {"type": "string", **field} if "enum" in field else field for name, field in fields.items()}
+    return {**schema, "properties": typed}
+
+
+def _taken(operation: Operation, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe parameters: those in the path, and the rest in the query or, for a write, in the body."""
+    fields, needed = schema.get("properties", {}), schema.get("required", ())
+    named = [
+        {"name": name, "in": "path" if name in operation.in_path else "query", "required": name in needed}
+        | ({"description": about} if (about := field.get("description")) else {})
+        | {"schema": field}
+        for name, field in fields.items()
+        if name in operation.in_path or not operation.writes
+    ]
+    if not operation.writes:
+        return {"parameters": named}
+    inside = {name: field for name, field in fields.items() if name not in operation.in_path}
+    body = {
+        "type": "object",
+        "properties": inside,
+        "required": [name for name in inside if name in needed],
+        "additionalProperties": False,
+    }
+    return {
+        "parameters": named,
+        "requestBody": {"required": bool(body["required"]), "content": {JSON: {"schema": body}}},
+    }
+
+
+def _handler(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        desk = desk_of(request)
+        desk.demand_role(operation.role, operation.summary[:1].lower() + operation.summary[1:])
+        parameters = msgspec.structs.asdict(await _parameters(operation, request))
+        if operation.lines:
+            headers = {"Content-Disposition": f'attachment; filename="{operation.lines}"'}
+            return StreamingResponse(_lines(operation, desk, parameters), 200, headers, LINES)
+        return Response(encoded(await operation.run(desk, **parameters)), media_type=JSON)
+
+    return handle
+
+
+async def _lines(operation: Operation, desk: Desk, parameters: dict[str, Any]) -> AsyncGenerator[bytes]:
+    async with aclosing(operation.run(desk, **parameters)) as rows:
+        async for row in rows:
+            yield encoded(row) + b"\n"
+
+
+async def _parameters(operation: Operation, request: Request) -> msgspec.Struct:
+    """Read what an operation takes. A body may not say what stands in the path."""
+    names = operation.parameters.__struct_fields__
+    if operation.writes:
+        given = await _body(request)
+        if operation.in_path & given.keys():
+            wrong(f"{', '.join(sorted(operation.in_path & given.keys()))} stands in the path, and not in the body.")
+    else:
+        given = {name: text for name, text in request.query_params.items() if name in names}
+        for field in msgspec.structs.fields(operation.parameters):
+            if field.name in given and _is_bool(field.type):
+                given[field.name] = _BOOLS.get(given[field.name].lower(), given[field.name])
+    try:
+        made = msgspec.convert({**given, **request.path_params}, operation.parameters, strict=operation.writes)
+    except (msgspec.ValidationError, RecursionError) as error:
+        wrong(f"{error}.")
+    _demand_text(made)
+    return made
+
+
+def _is_bool(kind: Any) -> bool:
+    return getattr(kind, "__origin__", kind) is bool
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    data = await request.body()
+    if not data:
+        return {}
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON and not kind.endswith("+json"):
+        wrong("The body is to be JSON, with the header `Content-Type: application/json`.")
+    try:
+        return msgspec.convert(json.loads(data), dict[str, Any] | None) or {}
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
+        wrong(f"The body cannot be read as a JSON object: {error}.")
+
+
+def _demand_text(given: msgspec.Struct) -> None:
+    """Refuse characters that no store keeps, except where they are replaced later."""
+    for field in msgspec.structs.fields(given):
+        value = getattr(given, field.name)
+        if isinstance(value, msgspec.Struct):
+            _demand_text(value)
+        elif isinstance(value, str) and clean(value) != value and not _is_cleaned(field.type):
+            wrong(f"{field.name} holds characters that are no text.")
+
+
+def _is_cleaned(kind: Any) -> bool:
+    about = getattr(kind, "__metadata__", ())
+    return any(isinstance(each, msgspec.Meta) and CLEANED in (each.extra or ()) for each in about)
 
 
 def _described(api: FastAPI, components: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:

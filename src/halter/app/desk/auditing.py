@@ -1,11 +1,14 @@
 """Who called which tool, with what outcome, and who agreed to it."""
 
-from collections.abc import AsyncGenerator
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from halter.app.desk.desk import Desk
+from halter.app.desk.operation import Agent, Limit, Moment, Name, Session, Words
 from halter.core.ports import Query
 from halter.core.text import LAST
 from halter.state.audit import AuditEntry, AuditFound, entry, with_words
@@ -14,16 +17,16 @@ PAGE: Final = 100
 """So many rows are read at once: between pages others get on, so that a long search holds up nobody, nor a halt."""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows somebody wants to see. `text` is looked for in what was said, whatever its case."""
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which rows of the audit are wanted."""
 
-    since: int = 0
-    until: int | None = None
-    agent: str = ""
-    tool: str = ""
-    outcome: str = ""
-    session: str = ""
-    text: str = ""
+    since: Moment = 0
+    until: Moment | None = None
+    agent: Agent = ""
+    tool: Annotated[Name, Meta(description="Only this tool.")] = ""
+    outcome: Annotated[Name, Meta(description="Only this outcome.")] = ""
+    session: Session = ""
+    text: Annotated[Words, Meta(description="Words in what was said, in any case.")] = ""
 
     def fits(self, row: AuditFound) -> bool:
         """Tell whether a row is one of those that are asked for by name."""
@@ -37,6 +40,30 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         """Tell whether the words are in it."""
         said = f"{row.tool} {row.input_summary} {row.output_summary} {row.decided_by}".casefold()
         return self.text.casefold() in said
+
+
+class AuditPage(Wanted, frozen=True, kw_only=True):
+    """Which rows of the audit are wanted, and how many."""
+
+    limit: Limit = 100
+
+
+async def audit_page(desk: Desk, limit: int = 100, **wanted: Any) -> Sequence[AuditEntry]:
+    """Search the audit, the newest first; page on with `until`."""
+    found: list[AuditEntry] = []
+    async with aclosing(newest(desk, Wanted(**wanted))) as rows:
+        async for row in rows:
+            found.append(entry(row))
+            if len(found) == limit:
+                break
+    return found
+
+
+async def audit_lines(desk: Desk, **wanted: Any) -> AsyncGenerator[AuditEntry]:
+    """Export the audit, the oldest first: one JSON object to a line."""
+    async with aclosing(audit(desk, Wanted(**wanted))) as rows:
+        async for row in rows:
+            yield entry(row)
 
 
 async def audit(desk: Desk, wanted: Wanted) -> AsyncGenerator[AuditFound]:

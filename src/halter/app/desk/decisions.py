@@ -1,27 +1,33 @@
 """What a person says to what waits for them: yes, no, yes to other arguments, always, or yes with more money."""
 
-from typing import Any
+import json
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from halter.app.desk.always import rule_for, told
 from halter.app.desk.desk import Desk, refused, wrong
-from halter.app.desk.money import refuse_beyond_carved, refuse_no_raise
+from halter.app.desk.money import amount_of, refuse_beyond_carved, refuse_no_raise
+from halter.app.desk.operation import Dollars, Name, Reason, Words
 from halter.app.desk.waiting import Waiting, decision_meant
-from halter.core.clock import DAY
+from halter.core.clock import DAY, SECOND
 from halter.core.durations import shown_duration
 from halter.core.money import Account, shown
 from halter.core.ports import BLOB_FROM, Write
 from halter.core.text import from_body
+from halter.core.vocabulary import RuleScope
 from halter.guard import approvals
 from halter.guard.redact import Redactor
 from halter.guard.secrets import from_environment
+
+DecisionName = Annotated[Name, Meta(description="A decision's id.")]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What belongs to a yes. At most one of `edit`, `always` and `cap` makes it more than a plain one.
 
-    `cap` holds the new cap in micro-dollars, or None for none.
+    `cap` holds the new cap in micro-dollars, or None for none. A `digest` binds it to the decision as it was shown.
     """
 
     edit: bytes | None = None
@@ -30,6 +36,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     scope: str = "session"
     lasts: int = 7 * DAY
     cap: tuple[int | None] | None = None
+    digest: str | None = None
     reason: str = ""
 
 
@@ -41,24 +48,64 @@ class Said(msgspec.Struct, frozen=True):
     rule: str = ""
 
 
-async def approve(desk: Desk, decision: str, answer: Answer, *, whole: bool = True) -> Said:
-    """Say yes. What does not fit the question is not taken for an answer.
-
-    Only somebody who types may name a decision by less than its `whole` id.
-    """
+async def approve(desk: Desk, decision: str, answer: Answer) -> Said:
+    """Say yes. What does not fit the question is not taken for an answer."""
     desk.demand("approver", "approve anything")
-    asked = await decision_meant(desk, decision, whole=whole)
+    asked = await decision_meant(desk, decision)
+    if answer.digest is not None and answer.digest != asked.digest:
+        refused(f"{asked.decision} is not what you were shown: look at it again.")
     write, said = await _yes(desk, asked, answer)
     await _commit(desk, asked, write)
     return said
 
 
-async def deny(desk: Desk, decision: str, reason: str = "", *, whole: bool = True) -> Said:
-    """Say no."""
+async def deny(desk: Desk, decision: DecisionName, reason: Reason = "") -> Said:
+    """Say no to a decision."""
     desk.demand("approver", "deny anything")
-    asked = await decision_meant(desk, decision, whole=whole)
+    asked = await decision_meant(desk, decision)
     await _commit(desk, asked, approvals.decide(asked, "deny", desk.who.name, desk.app.ids.new(), reason))
     return Said(asked.decision, _no(asked))
+
+
+class AlwaysRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For which calls a yes is meant from now on, where, and for how many seconds."""
+
+    match: Words = "same"
+    scope: RuleScope = "session"
+    seconds: Annotated[int, Meta(ge=1, le=366 * DAY // SECOND)] = 7 * DAY // SECOND
+
+
+async def approve_with(
+    desk: Desk,
+    decision: DecisionName,
+    *,
+    edit: Annotated[dict[str, Any], Meta(description="Yes to these arguments instead.")] | None = None,
+    always: Annotated[AlwaysRule, Meta(description="Make a rule that says yes from now on.")] | None = None,
+    cap: Dollars | None = None,
+    digest: Annotated[Name, Meta(description="Binds the yes to the decision as it was shown.")] | None = None,
+    reason: Reason = "",
+) -> Said:
+    """Say yes to a decision: as it is, to other arguments, always, or with a higher cap."""
+    desk.demand("approver", "approve anything")
+    rule = always or AlwaysRule()
+    answer = Answer(
+        edit=None if edit is None else arguments(_json(edit), ""),
+        always=always is not None,
+        match=rule.match,
+        scope=rule.scope,
+        lasts=rule.seconds * SECOND,
+        cap=None if cap is None else (amount_of(cap),),
+        digest=digest,
+        reason=reason,
+    )
+    return await approve(desk, decision, answer)
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        wrong(f"The arguments cannot be written as JSON: {error}.")
 
 
 def arguments(data: bytes, where: str) -> bytes:

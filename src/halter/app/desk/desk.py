@@ -11,7 +11,7 @@ from halter.core.errors import NotDone
 from halter.core.ids import StreamId, may_decide, session_of
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.core.text import clean
+from halter.core.text import LAST, clean
 
 Role = Literal["viewer", "approver", "operator", "admin"]
 """Each may do what those before it may: look; decide and stop; steer and spend; all of it."""
@@ -40,10 +40,14 @@ class Who(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Somebody at an opened store."""
+    """A person or program at an opened store.
+
+    Only who types may abbreviate ids (`short_ids`) to a beginning that is unambiguous; a program must send whole ones.
+    """
 
     app: App
     who: Who
+    short_ids: bool = False
 
     def demand_role(self, role: Role, what: str) -> None:
         """Refuse what somebody has no role for."""
@@ -80,12 +84,39 @@ class Desk:
             raise NotDone(f"There is no agent {agent!r}.", "missing")
 
     async def session(self, session: str) -> SessionRow:
-        """Find a session of theirs by its whole name."""
+        """Find a session of theirs."""
         readable(session, "a session's id")
+        if self.short_ids:
+            return await self._session_from(session)
         for row in await self.app.store.ask(Query("session", SessionRow, {"session": session})):
             if row.started_at and self.who.sees(row.agent):
                 return row
         raise NotDone(f"There is no session {session!r}: look at `halter sessions`.", "missing")
+
+    async def _session_from(self, beginning: str) -> SessionRow:
+        params = {"from": beginning, "to": f"{beginning}{LAST}", "limit": MOST_NAMES + 1}
+        found = [
+            (row.session, row)
+            for name in self.who.agents or ("",)
+            for row in await self.app.store.ask(Query("sessions_named", SessionRow, {**params, "agent": name}))
+        ]
+        return self.meant(found, beginning, "session", "halter sessions")
+
+    def meant(self, found: Sequence[tuple[str, T]], wanted: str, what: str, listed_by: str) -> T:
+        """Find the one thing that an id names; say so if there is none, or if its beginning fits more than one.
+
+        A whole id never names another that begins so: the one that was shown may be gone by now.
+        """
+        some = [(name, each) for name, each in found if name == wanted or (name.startswith(wanted) and self.short_ids)]
+        exact = [(name, each) for name, each in some if name == wanted]
+        if len(exact or some) == 1:
+            return (exact or some)[0][1]
+        if not some:
+            verb = "begins with" if self.short_ids else "is called"
+            raise NotDone(f"No {what} {verb} {wanted!r}: look at `{listed_by}`.", "missing")
+        names = [name for name, _ in some]
+        shown = ", ".join(names) if len(names) <= MOST_NAMES else f"more than {MOST_NAMES} of them"
+        raise NotDone(f"{wanted!r} could be any of {shown}.", "wrong")
 
     async def agent_of(self, scope: str) -> str | None:
         """Find the agent that a scope is of; None for the whole fleet, and for a session that nobody knows."""
@@ -118,22 +149,6 @@ def readable_scope(scope: str) -> str:
     if scope != "fleet" and not any(scope.startswith(kind) and scope != kind for kind in SCOPES):
         raise NotDone(f"{scope!r} is no scope: write fleet, agent:NAME, trigger:NAME or session:ID.", "wrong")
     return readable(scope, "a scope")
-
-
-def meant(found: Sequence[tuple[str, T]], beginning: str, none: str, *, whole: bool = False) -> T:
-    """Find the one thing whose name begins as was typed; say so if there is none, or more than one.
-
-    What is meant by its `whole` name is never another that begins so: the one that was shown may be gone by now.
-    """
-    some = [(name, each) for name, each in found if name == beginning or (name.startswith(beginning) and not whole)]
-    exact = [(name, each) for name, each in some if name == beginning]
-    if len(exact or some) == 1:
-        return (exact or some)[0][1]
-    if not some:
-        raise NotDone(none, "missing")
-    names = [name for name, _ in some]
-    shown = ", ".join(names) if len(names) <= MOST_NAMES else f"more than {MOST_NAMES} of them"
-    raise NotDone(f"{beginning!r} could be any of {shown}.", "wrong")
 
 
 MOST_NAMES: Final = 20

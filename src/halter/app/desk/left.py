@@ -1,19 +1,27 @@
 """What sessions left behind, and what a person makes of it."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from halter.app import keeping
-from halter.app.desk.desk import MOST_NAMES, Desk, meant, readable, refused
+from halter.app.desk.desk import MOST_NAMES, Desk, readable, refused
+from halter.app.desk.operation import Done, Limit, Name, Reason
 from halter.app.keeping import Left
 from halter.core.left import Kept
 
 Among = Literal["findings", "proposals"]
+LeftName = Annotated[Name, Meta(description="Its id.", extra={"metavar": "ID"})]
+Verdict = Annotated[Literal["kept", "dismissed"], Meta(description="What becomes of it.")]
+OfSession = Annotated[Name, Meta(description="Only those of this session.", extra={"metavar": "SESSION"})]
 
 
-async def findings(desk: Desk, session: str = "", limit: int = keeping.NEWEST) -> Sequence[Left]:
-    """List what sessions found, or one of them, the newest first."""
+async def findings(desk: Desk, session: OfSession = "", limit: Limit = keeping.NEWEST) -> Sequence[Left]:
+    """List what sessions found, the newest first."""
     store = desk.app.store
+    if session and desk.short_ids:
+        session = (await desk.session(session)).session
     if session:
         found = await keeping.findings_of(store, session)
     else:
@@ -27,21 +35,36 @@ async def proposals(desk: Desk) -> Sequence[Left]:
     return [left for left in await keeping.proposals(desk.app.store) if desk.who.sees(left.agent)]
 
 
-async def left_meant(desk: Desk, wanted: str, among: Among, *, whole: bool = False) -> Left:
-    """Find what an id names by its beginning."""
+async def left_meant(desk: Desk, wanted: str, among: Among) -> Left:
+    """Find the finding or the proposal that an id names."""
     if among == "findings":
         named = await keeping.findings_named(desk.app.store, readable(wanted, "an id"), MOST_NAMES + 1)
         found: Sequence[Left] = [left for left in named if desk.who.sees(left.agent)]
     else:
         found = await proposals(desk)
-    none = f"None of them {'is called' if whole else 'begins with'} {wanted!r}: look at halter {among}."
-    return meant([(left.id, left) for left in found], wanted, none, whole=whole)
+    return desk.meant([(left.id, left) for left in found], wanted, among.removesuffix("s"), f"halter {among}")
 
 
-async def settle(desk: Desk, wanted: str, status: Kept, among: Among, reason: str = "", *, whole: bool = True) -> str:
-    """Let a person say what becomes of something; name it."""
+class Settled(Done, frozen=True):
+    """What became of a finding or a proposal."""
+
+    status: str
+
+
+async def settle(desk: Desk, wanted: str, status: Kept, among: Among, reason: str = "") -> Settled:
+    """Decide what becomes of a finding or a proposal."""
     desk.demand("approver", "decide what is kept")
-    left = await left_meant(desk, wanted, among, whole=whole)
+    left = await left_meant(desk, wanted, among)
     if not await keeping.settle(desk.app, left, status, reason, by=desk.who.name):
         refused(f"{left.id} was decided by somebody else at this very moment.")
-    return left.id
+    return Settled(left.id, f"{left.id} is {status}.", status)
+
+
+async def settle_finding(desk: Desk, finding: LeftName, status: Verdict, reason: Reason = "") -> Settled:
+    """Keep or dismiss what a session found."""
+    return await settle(desk, finding, status, "findings", reason)
+
+
+async def settle_proposal(desk: Desk, proposal: LeftName, status: Verdict, reason: Reason = "") -> Settled:
+    """Keep or dismiss what a session proposes."""
+    return await settle(desk, proposal, status, "proposals", reason)

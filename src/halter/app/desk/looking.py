@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from halter.app.budgets import current_budgets
-from halter.app.desk.desk import MOST_NAMES, Desk, meant, readable, wrong
+from halter.app.desk.desk import Desk, readable, wrong
+from halter.app.desk.operation import LATEST, Agent, Count, Limit, Moment, Session
+from halter.app.objects import as_object
 from halter.app.opened import App
 from halter.app.report import Gathered, Report, gather
 from halter.app.report import report as report_of
-from halter.core.clock import HOUR
+from halter.core.clock import DAY, HOUR
 from halter.core.codec import decode
 from halter.core.events import SensorChanged
 from halter.core.ids import StreamId, inbox_stream, session_stream
@@ -19,10 +22,11 @@ from halter.core.money import NOTHING, BudgetRow, Usd, usd
 from halter.core.ports import Query, Store, Stored
 from halter.core.rows import AgentRow, HaltRow, SessionRow, Snapshot
 from halter.core.telling import telling_of
-from halter.core.text import LAST, one_line, shorten
+from halter.core.text import one_line, shorten
 from halter.core.windows import window_at
 from halter.state.receipt import Receipt
 from halter.state.receipt import receipt as receipt_of
+from halter.state.receipt_lines import TurnLine
 
 PAGE: Final = 1000
 MOST: Final = 1_000_000
@@ -30,6 +34,10 @@ MOST_PARTS: Final = 1000
 MOST_NEWS: Final = 20
 CHANGES: Final = 200
 """So many changes of sensors are looked through for how each of them is."""
+
+Parts = Annotated[int, Meta(ge=1, le=MOST_PARTS, description="How many parts.")]
+After = Annotated[int, Meta(ge=0, le=LATEST, description="Only events after this sequence number.")]
+Inbox = Annotated[bool, Meta(description="What came into its inbox instead.")]
 
 
 class News(msgspec.Struct, frozen=True):
@@ -110,7 +118,12 @@ class _Kind(msgspec.Struct, frozen=True):
     body: bytes | None
 
 
-async def sessions(desk: Desk, agent: str = "", limit: int = 50) -> Sequence[SessionRow]:
+async def session(desk: Desk, session: Session) -> SessionRow:
+    """Show where a session stands."""
+    return await desk.session(session)
+
+
+async def sessions(desk: Desk, agent: Agent = "", limit: Limit = 50) -> Sequence[SessionRow]:
     """List sessions, the newest first."""
     if agent:
         desk.demand_agent(readable(agent, "an agent"))
@@ -137,16 +150,11 @@ class _Agent(msgspec.Struct, frozen=True):
     agent: str
 
 
-async def session_meant(desk: Desk, beginning: str) -> SessionRow:
-    """Find the one session whose id begins as was typed; say so if there is none, or more than one."""
-    readable(beginning, "a session's id")
-    params = {"from": beginning, "to": f"{beginning}{LAST}", "limit": MOST_NAMES + 1}
-    found = [
-        (row.session, row)
-        for name in desk.who.agents or ("",)
-        for row in await desk.app.store.ask(Query("sessions_named", SessionRow, {**params, "agent": name}))
-    ]
-    return meant(found, beginning, f"No session begins with {beginning!r}: look at `halter sessions`.")
+async def event_objects(
+    desk: Desk, session: Session, *, after: After = 0, limit: Count = PAGE, inbox: Inbox = False
+) -> Sequence[dict[str, Any]]:
+    """Read the events of a session in their order, or what came into its inbox; page on by the last `seq`."""
+    return [as_object(stored) for stored in await events(desk, session, after, limit, inbox=inbox)]
 
 
 async def events(
@@ -183,16 +191,22 @@ async def all_events(app: App, stream: StreamId) -> list[Stored]:
     return found
 
 
-async def receipt(desk: Desk, session: str) -> Receipt:
+async def receipt(desk: Desk, session: Session) -> Receipt:
     """Make the receipt of a session."""
     name = (await desk.session(session)).session
     inbox = await all_events(desk.app, inbox_stream(name))
     return receipt_of(await all_events(desk.app, session_stream(name)), inbox)
 
 
-async def report(desk: Desk, since: int) -> Report:
-    """Tell what happened since a moment, and what needs somebody."""
-    found = await gather(desk.app.store, since, desk.app.clock.now())
+async def turns(desk: Desk, session: Session) -> Sequence[TurnLine]:
+    """List the turns of a session."""
+    return (await receipt(desk, session)).turns
+
+
+async def report(desk: Desk, since: Moment = 0) -> Report:
+    """Report what happened since a moment (without one, in the last day), and what needs a person."""
+    now = desk.app.clock.now()
+    found = await gather(desk.app.store, since or max(0, now - DAY), now)
     return report_of(found if not desk.who.agents else _theirs(desk, found))
 
 
@@ -225,8 +239,8 @@ async def told(desk: Desk, since: int, limit: int = MOST_NEWS) -> Sequence[News]
     return [each for each in found if desk.who.sees(each.agent)]
 
 
-async def hot_state(desk: Desk, session: str) -> HotState:
-    """Tell what a session knew when that was last kept: at most a few seconds ago, where its worker lives."""
+async def hot_state(desk: Desk, session: Session) -> HotState:
+    """Show what a session knew when that was last kept: at most a few seconds ago, where its worker lives."""
     row = await desk.session(session)
     for kept in await desk.app.store.ask(Query("snapshot", Snapshot, {"session": row.session})):
         try:
@@ -263,8 +277,8 @@ async def _of_kind(desk: Desk, session: str, kind: str, limit: int) -> Sequence[
     return await desk.app.store.ask(Query("events_of_kind", _Kind, params))
 
 
-async def spending(desk: Desk, since: int, until: int, parts: int = 48) -> Sequence[Part]:
-    """Tell what each agent spent between two moments, in so many equal parts of that time; empty parts are left out."""
+async def spending(desk: Desk, since: Moment, until: Moment, parts: Parts = 48) -> Sequence[Part]:
+    """Show what each agent spent between two moments, in equal parts of that time; empty parts are left out."""
     if not 0 < parts <= MOST_PARTS or until <= since:
         wrong(f"A time is told in 1 to {MOST_PARTS} parts, and ends after it begins.")
     params = {"since": since, "until": until, "part": max(1, -(-(until - since) // parts))}
@@ -273,7 +287,7 @@ async def spending(desk: Desk, since: int, until: int, parts: int = 48) -> Seque
 
 
 async def fleet(desk: Desk) -> Sequence[AgentLine]:
-    """Tell how every agent stands that was ever switched on or had a session."""
+    """Show how every agent stands that was ever switched on or had a session."""
     now = desk.app.clock.now()
     switches = {row.agent: row for row in await desk.app.store.ask(Query("all_agents", AgentRow))}
     under_way: dict[str, list[SessionRow]] = {}

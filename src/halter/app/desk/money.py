@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from halter.app.budgets import current_budgets
 from halter.app.desk.desk import Desk, readable, refused, wrong
+from halter.app.desk.operation import Dollars, Done, Name, Reason, Scope
 from halter.app.reserves import Written, written_caps
 from halter.core.clock import DAY
 from halter.core.errors import NotDone
@@ -35,6 +37,12 @@ from halter.guard.approvals import Open, decide, needs_you
 from halter.guard.purse import change_cap as changing
 
 Direction = Literal["raise", "lower"]
+Way = Annotated[Direction, Meta(description="Which way it is changed; a slip in the amount is refused.")]
+Window = Annotated[
+    Name,
+    Meta(description="Which window, as in day/2026-11-15, if there are several.", extra={"metavar": "WINDOW"}),
+]
+Everything = Annotated[bool, Meta(description="Show windows that are over, too.")]
 LARGEST: Final = 10**12 * DOLLAR
 
 
@@ -121,7 +129,7 @@ class Budgets(msgspec.Struct, frozen=True):
     last_day: Sequence[Spent]
 
 
-async def budgets(desk: Desk, *, everything: bool = False) -> Budgets:
+async def budgets(desk: Desk, *, everything: Everything = False) -> Budgets:
     """List every cap that counts now, or that ever did, with what is spent and held against it."""
     now = desk.app.clock.now()
     rows = [row for row in await _seen(desk, everything=everything) if everything or is_current(row, now)]
@@ -136,8 +144,8 @@ def is_current(row: BudgetRow, now: int) -> bool:
     return end is None or end > now or (row.held > 0 and row.window != MINUTELY)
 
 
-class CapSet(msgspec.Struct, frozen=True):
-    """A cap as somebody has set it; what was spent and held beyond it by then is an overrun."""
+class CapSet(Done, frozen=True):
+    """A cap as a person has set it; what was spent and held beyond it by then is an overrun."""
 
     scope: str
     window: str
@@ -169,7 +177,17 @@ async def change_cap(
         await desk.app.store.commit(decide(one, "approve", desk.who.name, desk.app.ids.new(), reason))
     beyond = sum(stored.event.overrun for stored in events if isinstance(stored.event, CapChanged))
     cap_usd = None if cap is None else usd(cap)
-    return CapSet(row.scope, row.window, cap_usd, desk.who.name, usd(beyond), reason)
+    limit = "no cap" if cap is None else f"a cap of {shown(cap)}"
+    sentence = f"{scope} has {limit} now; it stands in the journal with your name."
+    return CapSet(scope, sentence, row.scope, row.window, cap_usd, desk.who.name, usd(beyond), reason)
+
+
+async def set_cap(
+    desk: Desk, direction: Way, scope: Scope, cap: Dollars, window: Window = "", reason: Reason = ""
+) -> CapSet:
+    """Raise or lower a cap, for one window or for a session's whole life."""
+    desk.demand("operator", "change a cap")
+    return await change_cap(desk, direction, scope, amount_of(cap), window, reason)
 
 
 async def _seen(desk: Desk, *, everything: bool = False) -> Sequence[BudgetRow]:

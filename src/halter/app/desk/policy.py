@@ -28,7 +28,10 @@ class StorePolicy(msgspec.Struct, frozen=True):
 
 
 async def show(desk: Desk) -> StorePolicy:
-    """Tell the store's policy. What it says is for those who see all agents; others learn who adopted it, and when."""
+    """Show the policy that binds every process on the store, who adopted it, and when.
+
+    What it says is for those who see all agents. Without a digest there is none.
+    """
     row = await stored_policy(desk.app.store)
     if row is None:
         return StorePolicy({})

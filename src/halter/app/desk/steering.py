@@ -1,14 +1,16 @@
 """What a person says to agents that run: stop, go on, end, run by yourself, and plain words."""
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from halter.app.desk.desk import Desk, readable, refused, wrong
 from halter.app.desk.looking import agents_seen, all_events
+from halter.app.desk.operation import CLEANED, Agent, Done, Reason, Scope, Seconds, Session
 from halter.core.clock import SECOND
-from halter.core.errors import LeaseLost, StoreError
+from halter.core.errors import LeaseLost, NotDone, StoreError
 from halter.core.events import SessionParked
 from halter.core.ids import SessionId, new_worker, session_stream
 from halter.core.money import shown
@@ -26,6 +28,9 @@ PATIENCE: Final = 5 * SECOND
 LOOK: Final = SECOND // 4
 LONGEST_WORDS: Final = 100_000
 
+Switch = Annotated[bool, Meta(description="Whether it runs by itself.")]
+Text = Annotated[str, Meta(min_length=1, max_length=LONGEST_WORDS, description="What is said.", extra={CLEANED: True})]
+
 Came = Literal["ended", "in doubt", "under way"]
 """What came of a cancelled session so far."""
 
@@ -38,6 +43,26 @@ class Cancelled(msgspec.Struct, frozen=True):
     sentence: str
 
 
+class Halted(Done, frozen=True):
+    """A halted scope, and whether anything ever ran there."""
+
+    known: bool
+
+
+class Resumed(Done, frozen=True):
+    """A scope that acts again, and the time over which its sessions come back."""
+
+    ramp: int
+
+
+class Switched(Done, frozen=True):
+    """An agent that was switched on or off, whether it is known here, and the sessions that were stopped."""
+
+    on: bool
+    known: bool
+    stopped: Sequence[str] = ()
+
+
 class Named(msgspec.Struct, frozen=True):
     """The id of a session."""
 
@@ -45,31 +70,46 @@ class Named(msgspec.Struct, frozen=True):
 
 
 async def halts_now(desk: Desk) -> Sequence[HaltRow]:
-    """List what is halted. A halt of the whole fleet concerns everybody."""
+    """List what is halted.
+
+    A halt of the whole fleet is shown to everyone.
+    """
     rows = await desk.app.store.ask(Query("halts_standing", HaltRow))
     return [row for row in rows if row.scope == "fleet" or desk.who.sees(await desk.agent_of(row.scope) or "")]
 
 
-async def halt(desk: Desk, scope: str, reason: str = "") -> bool:
-    """Stop everything in a scope, from this moment; tell whether anything ever ran there. Even an agent may do that."""
+async def halt(desk: Desk, scope: Scope, reason: Reason = "") -> Halted:
+    """Stop everything in a scope, from this moment.
+
+    Even an agent may do that.
+    """
     desk.demand_role("approver", "halt anything")
     await desk.demand_scope(scope, "halt the fleet")
     await desk.app.store.commit(halts.halt(scope, desk.who.name, desk.app.ids.new(), clean(reason)))
-    return await _ran_here(desk, scope)
+    known = await _ran_here(desk, scope)
+    sentence = f"{scope} is halted. Nothing acts there until `halter resume {scope}`."
+    if not known:
+        sentence += f"\nNothing has run here as {scope} so far: check the name, if that surprises you."
+    return Halted(scope, sentence, known)
 
 
-async def resume(desk: Desk, scope: str, over: int | None = None, reason: str = "") -> int:
-    """Let a halted scope act again, over the time that is returned: that which is usual, unless one is named."""
+async def resume(desk: Desk, scope: str, over: int | None = None, reason: str = "") -> Resumed:
+    """Let a halted scope act again, over the time that is usual, unless one is named."""
     desk.demand("operator", "lift a halt")
     await desk.demand_scope(scope, "lift a halt of the fleet")
     ramp = await halts.usual_ramp(desk.app.store, scope) if over is None else over
     write = halts.resume(scope, desk.who.name, desk.app.ids.new(), ramp, clean(reason))
     if not (await desk.app.store.commit(write)).events:
         refused(f"{scope} is not halted.")
-    return ramp
+    return Resumed(scope, halts.let_go(scope, ramp), ramp)
 
 
-async def cancel(desk: Desk, session: str, reason: str = "", patience: int = PATIENCE) -> Cancelled:
+async def resume_over(desk: Desk, scope: Scope, over_seconds: Seconds | None = None, reason: Reason = "") -> Resumed:
+    """Let a halted scope act again."""
+    return await resume(desk, scope, None if over_seconds is None else over_seconds * SECOND, reason)
+
+
+async def cancel(desk: Desk, session: Session, reason: Reason = "", patience: int = PATIENCE) -> Cancelled:
     """End a session for good: what it has in flight is stopped, and nothing of it starts again."""
     desk.demand("operator", "cancel a session")
     row = await desk.session(session)
@@ -79,16 +119,28 @@ async def cancel(desk: Desk, session: str, reason: str = "", patience: int = PAT
     return Cancelled(row.session, *await _ended(desk, SessionId(row.session), patience))
 
 
-async def switch(desk: Desk, agent: str, *, on: bool, reason: str = "") -> Sequence[str]:
-    """Let an agent run by itself, or stop it; name the sessions that were stopped."""
+async def switch(desk: Desk, agent: str, *, on: bool, reason: str = "") -> Switched:
+    """Let an agent run by itself, or stop it."""
     desk.demand("operator", f"switch an agent {'on' if on else 'off'}")
     desk.demand_agent(readable(agent, "an agent"))
     from halter.app.up import turn_off, turn_on
 
+    known = agent in await known_agents(desk)
     if on:
         await turn_on(desk.app, agent, clean(reason), by=desk.who.name)
-        return ()
-    return await turn_off(desk.app, agent, clean(reason), by=desk.who.name)
+        return Switched(agent, f"{agent} is on: it runs wherever `halter up` is given its folder.", on, known)
+    stopped = await turn_off(desk.app, agent, clean(reason), by=desk.who.name)
+    what = f"{' and '.join(stopped)} is stopped" if stopped else "nothing of it was running"
+    sentence = f"{agent} is off, and {what}. `halter on {agent}` begins a new session."
+    return Switched(agent, sentence, on, known, stopped)
+
+
+async def switch_known(desk: Desk, agent: Agent, *, on: Switch, reason: Reason = "") -> Switched:
+    """Let an agent run by itself, or stop it."""
+    desk.demand("operator", f"switch an agent {'on' if on else 'off'}")
+    if agent not in await known_agents(desk):
+        raise NotDone(f"There is no agent {agent!r}.", "missing")
+    return await switch(desk, agent, on=on, reason=reason)
 
 
 async def known_agents(desk: Desk) -> frozenset[str]:
@@ -97,7 +149,7 @@ async def known_agents(desk: Desk) -> frozenset[str]:
     return frozenset(name for name in switched | await agents_seen(desk.app.store) if desk.who.sees(name))
 
 
-async def tell(desk: Desk, session: str, text: str) -> None:
+async def tell(desk: Desk, session: Session, text: Text) -> Done:
     """Say something to a session: it wakes, and sees it in its next turn."""
     desk.demand("operator", "speak to a session")
     row = await desk.session(session)
@@ -110,6 +162,7 @@ async def tell(desk: Desk, session: str, text: str) -> None:
     body, blob = await kept(desk.app.store, to_body(redactor.redact(clean(text))))
     event = life.said_by(desk.who.name)
     await desk.app.store.commit(life.post(row.session, desk.app.ids.new(), event, body, blob))
+    return Done(row.session, f"{row.session} was told.")
 
 
 async def _ended(desk: Desk, session: SessionId, patience: int) -> tuple[Came, str]:

@@ -1,10 +1,13 @@
 """What starts sessions, and a person's word about it."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from halter.app import planned, runs
 from halter.app.desk.desk import Desk, refused, wrong
+from halter.app.desk.operation import Agent, Done, Name, Reason
 from halter.app.planned import Plan
 from halter.core.errors import NotDone
 from halter.core.events import ItemReleased
@@ -14,14 +17,18 @@ from halter.core.task_rows import ItemRow, TriggerRow
 SHORT: Final = 16
 """So much of a document's digest is shown, and names it."""
 
+OfAgent = Annotated[Name, Meta(description="Only those of this agent.", extra={"metavar": "AGENT"})]
+TriggerName = Annotated[Name, Meta(description="A trigger's name, which its agent knows it by.")]
+ItemName = Annotated[Name, Meta(min_length=1, description="A document, by its name or the beginning of its digest.")]
 
-async def plans(desk: Desk, agent: str = "") -> Sequence[Plan]:
+
+async def plans(desk: Desk, agent: OfAgent = "") -> Sequence[Plan]:
     """List schedules, watches and webhooks: when they run next, what they last did, and what waits there."""
     found = await planned.plans(desk.app.store, desk.app.clock.now(), agent)
     return [plan for plan in found if desk.who.sees(plan.agent)]
 
 
-async def end(desk: Desk, trigger: str, reason: str = "") -> None:
+async def end(desk: Desk, trigger: str, reason: str = "") -> Done:
     """Let a trigger start nothing any more. One that stands in an agent's file is removed there."""
     desk.demand("operator", "end a trigger")
     row = await _trigger(desk, trigger)
@@ -30,15 +37,26 @@ async def end(desk: Desk, trigger: str, reason: str = "") -> None:
     committed = await desk.app.store.commit(runs.end(row, desk.who.name, reason))
     if row.ended_at is not None or not committed.events:
         refused(f"{trigger} is over already.")
+    return Done(trigger, f"{trigger} is cancelled: it starts nothing any more.")
 
 
-async def retry(desk: Desk, trigger: str, item: str) -> str:
-    """Let a document be tried anew that was left to people; name it."""
+async def retry(desk: Desk, trigger: str, item: str) -> Done:
+    """Let a document be tried anew that was left to people."""
     desk.demand("operator", "let a document be tried anew")
     row = await _item(desk, trigger, item)
     event = ItemReleased(trigger=trigger, item=row.item, by=desk.who.name)
     await desk.app.store.commit(runs.tell(trigger, f"released/{desk.app.ids.new()}", event))
-    return row.name
+    return Done(trigger, f"{row.name} is tried anew by {trigger}.")
+
+
+async def end_trigger(desk: Desk, agent: Agent, name: TriggerName, reason: Reason = "") -> Done:
+    """Let a trigger start nothing any more."""
+    return await end(desk, f"{agent}/{name}", reason)
+
+
+async def retry_item(desk: Desk, agent: Agent, name: TriggerName, item: ItemName) -> Done:
+    """Let a document be tried anew that was left to people."""
+    return await retry(desk, f"{agent}/{name}", item)
 
 
 async def _trigger(desk: Desk, trigger: str) -> TriggerRow:

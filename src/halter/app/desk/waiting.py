@@ -2,7 +2,7 @@
 
 import msgspec
 
-from halter.app.desk.desk import Desk, meant
+from halter.app.desk.desk import Desk
 from halter.core.ports import Query
 from halter.guard.approvals import Open
 
@@ -38,11 +38,9 @@ async def waiting(desk: Desk) -> list[Waiting]:
     return [one for one in rows if desk.who.sees(one.agent)]
 
 
-async def decision_meant(desk: Desk, decision: str, *, whole: bool = False) -> Waiting:
-    """Find the one decision whose id begins as was typed; say so if there is none, or more than one."""
-    found = [(one.decision, one) for one in await waiting(desk)]
-    none = f"No open decision {'is called' if whole else 'begins with'} {decision!r}: look at `halter inbox`."
-    return meant(found, decision, none, whole=whole)
+async def decision_meant(desk: Desk, decision: str) -> Waiting:
+    """Find the open decision that an id names."""
+    return desk.meant([(one.decision, one) for one in await waiting(desk)], decision, "open decision", "halter inbox")
 
 
 def as_object(one: Waiting) -> dict[str, object]:

@@ -1,9 +1,10 @@
 """The processes that run agents, as each of them last said it of itself."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from halter.app.desk.desk import Desk
 from halter.app.opened import LEASE
@@ -15,6 +16,8 @@ SHOWN: Final = HOUR
 """For so long one that is gone is shown: what died at night is still seen, and what died last week is not."""
 SHORT: Final = 12
 """So much of a version is shown."""
+
+Everything = Annotated[bool, Meta(description="Also those that died longer than an hour ago.")]
 
 Health = Literal["alive", "waits", "draining", "lapsed", "left"]
 """It works; others have newer files of all its agents; it is about to end; it is gone without a word; it ended."""
@@ -45,7 +48,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
 
 
-async def workers(desk: Desk, *, everything: bool = False) -> Sequence[Worker]:
+async def workers(desk: Desk, *, everything: Everything = False) -> Sequence[Worker]:
     """List the processes that run agents: those that are alive first, then those that died within the hour, or all."""
     now = desk.app.clock.now()
     rows = await desk.app.store.ask(Query("all_workers", WorkerRow))

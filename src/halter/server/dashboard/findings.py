@@ -74,7 +74,7 @@ async def _settle(room: Room, one: Left, status: Settled, among: Among) -> None:
 
 
 async def _settled(room: Room, one: Left, status: Settled, among: Among, reason: str) -> str:
-    return f"{await left.settle(room.desk, one.id, status, among, reason)} is {status}."
+    return (await left.settle(room.desk, one.id, status, among, reason)).sentence
 
 
 def _dismiss(room: Room, one: Left, among: Among) -> None:

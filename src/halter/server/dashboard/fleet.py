@@ -95,7 +95,7 @@ def _show_switch(switch: ui.button, *, on: bool) -> None:
 
 
 async def _turned(room: Room, agent: str, *, on: bool) -> str:
-    stopped = await steering.switch(room.desk, agent, on=on, reason="on the dashboard")
+    stopped = (await steering.switch(room.desk, agent, on=on, reason="on the dashboard")).stopped
     ended = f" Stopped: {', '.join(stopped)}." if stopped else ""
     return f"{agent} is switched {'on' if on else 'off'}.{ended}"
 

@@ -10,7 +10,6 @@ from halter.core.durations import parse_duration
 from halter.core.ids import FLEET
 from halter.core.rows import HaltRow
 from halter.core.text import counted
-from halter.guard import halts
 from halter.server.dashboard.asking import REASON, Field, Given, ask
 from halter.server.dashboard.live import Grown
 from halter.server.dashboard.parts import Kept, Words, box, button, link, submit, words
@@ -119,8 +118,7 @@ def resume(room: Room, scope: str) -> None:
 
     async def do(given: Given) -> str:
         over = parse_duration(given["over"]) if given["over"].strip() else None
-        ramp = await steering.resume(room.desk, scope, over, given["reason"])
-        return halts.let_go(scope, ramp)
+        return (await steering.resume(room.desk, scope, over, given["reason"])).sentence
 
     says = "Its sessions go on where they stand. A fleet takes a second for each of them, unless you name another time."
     over = Field("over", "Let sessions go one after the other, over", "")

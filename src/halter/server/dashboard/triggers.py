@@ -79,7 +79,7 @@ def _left(room: Room, one: tuple[Plan, Item]) -> Callable[[tuple[Plan, Item]], N
 
 async def _retry(room: Room, plan: Plan, item: Item) -> None:
     async def do() -> str:
-        return f"{await desk_triggers.retry(room.desk, plan.trigger, item.item)} is tried anew."
+        return (await desk_triggers.retry(room.desk, plan.trigger, item.item)).sentence
 
     await room.does(do())
 

@@ -1,0 +1,107 @@
+"""All operations: what can be seen and done in a store, in the order in which the reference lists them.
+
+The HTTP API serves every one of them under `path`. The command line takes what its commands need from the functions
+themselves, so that one command does not load all of them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from halter.app.desk import auditing, decisions, left, looking, money, policy, rules, steering, triggers
+from halter.app.desk import workers as working
+from halter.app.desk.always import as_object_with_rules
+from halter.app.desk.desk import Desk, Role, Who
+from halter.app.desk.operation import Operation
+from halter.app.desk.waiting import waiting
+from halter.app.report import Report
+from halter.core.rows import HaltRow
+
+
+class Home(msgspec.Struct, frozen=True):
+    """What an operator wants to see first. `report` is about the last day."""
+
+    who: Who
+    needs_you: Sequence[dict[str, Any]]
+    halts: Sequence[HaltRow]
+    fleet: Sequence[looking.AgentLine]
+    budgets: money.Budgets
+    report: Report
+
+
+async def whoami(desk: Desk) -> Who:
+    """Show who you are here, what you may do, and which agents you see (all, where none is named)."""
+    return desk.who
+
+
+async def home(desk: Desk) -> Home:
+    """Show what needs you, what is halted, how the fleet stands, what was spent, and what the last day brought."""
+    return Home(
+        desk.who,
+        await open_decisions(desk),
+        await steering.halts_now(desk),
+        await looking.fleet(desk),
+        await money.budgets(desk),
+        await looking.report(desk),
+    )
+
+
+async def open_decisions(desk: Desk) -> Sequence[dict[str, Any]]:
+    """List what waits for a person, the longest waiting first."""
+    return [as_object_with_rules(one) for one in await waiting(desk)]
+
+
+READS: Final = (
+    Operation(name="whoami", path="/whoami", run=whoami),
+    Operation(name="home", path="/home", run=home),
+    Operation(name="fleet", path="/fleet", run=looking.fleet),
+    Operation(name="workers", path="/workers", run=working.workers),
+    Operation(name="sessions", path="/sessions", run=looking.sessions),
+    Operation(name="session", path="/sessions/{session}", run=looking.session),
+    Operation(name="events", path="/sessions/{session}/events", run=looking.event_objects),
+    Operation(name="receipt", path="/sessions/{session}/receipt", run=looking.receipt),
+    Operation(name="turns", path="/sessions/{session}/turns", run=looking.turns),
+    Operation(name="hot-state", path="/sessions/{session}/hot-state", run=looking.hot_state),
+    Operation(name="decisions", path="/decisions", run=open_decisions),
+    Operation(name="halts", path="/halts", run=steering.halts_now),
+    Operation(name="budgets", path="/budgets", run=money.budgets),
+    Operation(name="policy", path="/policy", run=policy.show),
+    Operation(name="spending", path="/spending", run=looking.spending),
+    Operation(name="triggers", path="/triggers", run=triggers.plans),
+    Operation(name="findings", path="/findings", run=left.findings),
+    Operation(name="proposals", path="/proposals", run=left.proposals),
+    Operation(name="rules", path="/rules", run=rules.rules),
+    Operation(name="audit", path="/audit", run=auditing.audit_page, takes=auditing.AuditPage),
+    Operation(
+        name="export-audit",
+        path="/audit/export",
+        run=auditing.audit_lines,
+        takes=auditing.Wanted,
+        lines="halter-audit.jsonl",
+    ),
+    Operation(name="report", path="/report", run=looking.report),
+)
+
+
+def _write(name: str, path: str, run: Any, role: Role, *hidden: str) -> Operation:
+    return Operation(name=name, path=path, run=run, role=role, writes=True, hidden=hidden)
+
+
+WRITES: Final = (
+    _write("approve", "/decisions/{decision:path}/approve", decisions.approve_with, "approver"),
+    _write("deny", "/decisions/{decision:path}/deny", decisions.deny, "approver"),
+    _write("halt", "/halts", steering.halt, "approver"),
+    _write("resume", "/halts/resume", steering.resume_over, "operator"),
+    _write("cancel", "/sessions/{session}/cancel", steering.cancel, "operator", "patience"),
+    _write("tell", "/sessions/{session}/messages", steering.tell, "operator"),
+    _write("switch", "/agents/{agent}/switch", steering.switch_known, "operator"),
+    _write("set-cap", "/budgets/cap", money.set_cap, "operator"),
+    _write("retry", "/triggers/{agent}/{name}/retry", triggers.retry_item, "operator"),
+    _write("end-trigger", "/triggers/{agent}/{name}/end", triggers.end_trigger, "operator"),
+    _write("settle-finding", "/findings/{finding}/settle", left.settle_finding, "approver"),
+    _write("settle-proposal", "/proposals/{proposal}/settle", left.settle_proposal, "approver"),
+    _write("end-rule", "/rules/{rule}/end", rules.end, "operator"),
+)
+
+OPERATIONS: Final[tuple[Operation, ...]] = (*READS, *WRITES)
