@@ -11,8 +11,7 @@ from halter.app.thinking import AUTONOMOUS_WINDOW
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet
 from halter.config.load import load_bytes
-from halter.config.mind import read_mind
-from halter.config.resolve import resolve
+from halter.config.resolve import resolve, resolve_agent
 from halter.config.shape import other_names, written_as
 from halter.config.words import WORDS
 from halter.core.bounds import Limits
@@ -226,7 +225,7 @@ def _shown(value: Any, form: str) -> str:
 def _in_force() -> Mapping[str, str]:
     """Work out what holds for an agent of which nothing but the name is said."""
     agent = agent_of(load_bytes(b"name: x\n", "agent.yaml"))
-    policy, mind = resolve(Fleet(), agent), read_mind(Fleet(), agent, Path("nowhere")).mind
+    policy, mind = resolve(Fleet(), agent), resolve_agent(Fleet(), agent, Path("nowhere")).mind
     found = {"mode": code(policy.mode), "observe": code(str(policy.observe).lower()), "phases": "`work`"}
     for key in Limits.__struct_fields__:
         value = getattr(policy, key, getattr(mind, key, None))

@@ -23,7 +23,7 @@ from halter.brain.loop import Loop
 from halter.brain.recall import Recalled
 from halter.brain.running import Running
 from halter.brain.turn import TROUBLE
-from halter.config.conditions import compiled_signals
+from halter.config.pacing import compiled_signals
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.errors import ModelUnavailable
 from halter.core.events import RequestStarted, TurnEnded, TurnSkipped, TurnStarted, WakePosted

@@ -15,9 +15,8 @@ from halter.config.agent import agent_of
 from halter.config.fleet import Fleet, fleet_of
 from halter.config.load import Document, load_bytes
 from halter.config.mcp import load_json, servers_of
-from halter.config.mind import read_mind
 from halter.config.playbook import playbook_of
-from halter.config.resolve import resolve
+from halter.config.resolve import resolve, resolve_agent
 from halter.config.schema import agent_schema, fleet_schema
 from tests.docs.pages import Block, Page
 from tests.docs.shown import Ids, difference
@@ -90,7 +89,7 @@ class Reader:
         there = self.home / "halter.yaml"
         fleet = fleet_of(load_bytes(there.read_bytes(), "halter.yaml")) if there.exists() else Fleet()
         resolve(fleet, agent)
-        read_mind(fleet, agent, folder)
+        resolve_agent(fleet, agent, folder)
 
     @staticmethod
     def _is_a_list(document: Document) -> None:

@@ -12,8 +12,8 @@ from halter.autonomy.restarts import WITHIN, Again, after_failure
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet
 from halter.config.load import load_bytes
-from halter.config.mind import read_mind
 from halter.config.pacing import unwritten
+from halter.config.resolve import resolve_agent
 from halter.core.clock import MINUTE, SECOND
 from halter.core.durations import shown_duration
 from halter.core.events import (
@@ -38,7 +38,7 @@ def section(title: str) -> str:
 
 
 def test_the_first_file_on_the_page_says_all_that_it_needs(tmp_path: Path) -> None:
-    found = read_mind(Fleet(), agent_of(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
+    found = resolve_agent(Fleet(), agent_of(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
     assert found.pacing.autonomy.enabled
     assert found.mind.model
     assert unwritten(found.pacing) == ()

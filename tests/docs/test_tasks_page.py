@@ -6,8 +6,7 @@ from pathlib import Path
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet
 from halter.config.load import load_bytes
-from halter.config.mind import read_mind
-from halter.config.resolve import REVIEW
+from halter.config.resolve import REVIEW, resolve_agent
 from halter.core.clock import DAY
 from halter.core.durations import shown_duration
 from halter.core.spec import AgentSpec
@@ -26,7 +25,7 @@ def section(title: str) -> str:
 
 
 def test_the_first_file_on_the_page_says_all_that_it_needs(tmp_path: Path) -> None:
-    found = read_mind(Fleet(), agent_of(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
+    found = resolve_agent(Fleet(), agent_of(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
     assert found.mind.model
     assert [trigger.name for trigger in found.tasks.triggers()] == ["lapsing", "new-contracts"]
     assert len(found.tasks.verbs) == 7

@@ -73,8 +73,8 @@ class Front:
     def with_schedules(self, *schedules: Schedule) -> "Front":
         """Let the agent's file name schedules."""
         agent = self.speaking.agent
-        tasks = msgspec.structs.replace(agent.read.tasks, schedules=schedules)
-        agent = replace(agent, read=replace(agent.read, tasks=tasks))
+        tasks = msgspec.structs.replace(agent.tasks, schedules=schedules)
+        agent = replace(agent, tasks=tasks)
         return Front(self.world, self.home, msgspec.structs.replace(self.speaking, agent=agent))
 
 

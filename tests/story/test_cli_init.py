@@ -15,8 +15,7 @@ from halter.cli import build
 from halter.config.agent import agent_of, read_agent
 from halter.config.fleet import Fleet
 from halter.config.load import load_bytes
-from halter.config.mind import resolve_mind
-from halter.config.resolve import resolve
+from halter.config.resolve import resolve, resolve_agent
 from halter.config.schema import agent_schema, fleet_schema
 from halter.config.starter import starter
 from halter.config.trust import Trust, folder_digest
@@ -55,7 +54,7 @@ def test_a_new_agent_works_at_once_and_is_trusted(halter: Halter, tmp_path: Path
     assert said.stdout.startswith(f"night-watch is in {folder}: agent.yaml, AGENTS.md, tools.py. Its code is trusted")
     assert f"  halter run '{folder}' \"hello\"\n  halter chat '{folder}'\n" in said.stdout
     assert trust.is_trusted(folder, folder_digest(folder))
-    mind = resolve_mind(Fleet(), read_agent(folder), folder)
+    mind = resolve_agent(Fleet(), read_agent(folder), folder).mind
     assert (mind.model, len(mind.reflex) > 0, mind.instructions != "") == ("reflex:rules", True, True)
     playbook = tmp_path / "count.yaml"
     playbook.write_text('- {call: days_between, with: {first: "2026-01-01", last: "2026-12-31"}}\n')
@@ -88,7 +87,7 @@ def test_a_model_of_any_provider_can_be_named(
     assert made["next"][0].startswith(next_command)
     assert len(made["next"]) == 2
     agent = read_agent(folder)
-    assert (resolve(Fleet(), agent).name, resolve_mind(Fleet(), agent, folder).model) == ("2026", canonical)
+    assert (resolve(Fleet(), agent).name, resolve_agent(Fleet(), agent, folder).mind.model) == ("2026", canonical)
 
 
 def test_nothing_is_overwritten(halter: Halter, tmp_path: Path, trust: Trust) -> None:
@@ -167,7 +166,7 @@ def test_any_name_and_model_is_written_so_that_it_is_read_again(
     if not model.strip() or model != model.strip() or not model.isprintable() or provider in {"scripted", "reflex"}:
         return
     agent = agent_of(load_bytes(starter(name, said)["agent.yaml"].encode(), "agent.yaml"))
-    assert (agent.spec.name, resolve_mind(Fleet(), agent, tmp_path).model) == (name, said)
+    assert (agent.spec.name, resolve_agent(Fleet(), agent, tmp_path).mind.model) == (name, said)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from halter.app.forecasts import Foreseen, clockwork_of, foresee
-from halter.app.unrun import read_folder
 from halter.autonomy.forecast import Forecast, forecast
+from halter.config.agent import read_agent
+from halter.config.resolve import resolve_agent
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.limits import Cap, Caps
 from halter.core.money import DOLLAR, usd
@@ -39,14 +40,14 @@ async def foreseen(
 ) -> Foreseen:
     agent = desk.speaking.agent
     tasks = msgspec.structs.replace(
-        agent.read.tasks,
+        agent.tasks,
         schedules=tuple(each for each in triggers if isinstance(each, Schedule)),
         watches=tuple(each for each in triggers if isinstance(each, Watch)),
     )
-    autonomy = msgspec.structs.replace(agent.read.pacing.autonomy, enabled=autonomous)
-    read = replace(agent.read, tasks=tasks, pacing=msgspec.structs.replace(agent.read.pacing, autonomy=autonomy))
-    policy = msgspec.structs.replace(agent.policy, caps=caps)
-    return await foresee(desk.world.store, policy, read, agent.place or desk.home, {}, desk.world.now)
+    autonomy = msgspec.structs.replace(agent.pacing.autonomy, enabled=autonomous)
+    pacing = msgspec.structs.replace(agent.pacing, autonomy=autonomy)
+    agent = replace(agent, policy=msgspec.structs.replace(agent.policy, caps=caps), tasks=tasks, pacing=pacing)
+    return await foresee(desk.world.store, agent, agent.place or desk.home, {}, desk.world.now)
 
 
 async def test_an_agent_without_a_gate_is_forecast_at_what_its_caps_leave_and_spends_no_more(
@@ -178,8 +179,8 @@ def test_by_the_clock_alone_nobody_spends_more_than_was_forecast_and_no_forecast
         folder = fleet.agent("watch", spec, script_yaml=life.script)
 
         async def live() -> tuple[Forecast, int]:
-            policy, read = (file := read_folder(folder, fleet.app.fleet)).policy, file.read
-            work = await clockwork_of(world.journal, policy, read, folder, {}, start)
+            agent = resolve_agent(fleet.app.fleet, read_agent(folder), folder)
+            work = await clockwork_of(world.journal, agent, folder, {}, start)
             fleet.start(folder)
             await world.advance(HOUR)
             spends = await world.journal.ask(Query("all_spends", SpendRow))

@@ -15,7 +15,7 @@ from halter.app.up import Up
 from halter.cli.demo import words_for
 from halter.config.agent import read_agent
 from halter.config.fleet import Fleet
-from halter.config.mind import read_mind
+from halter.config.resolve import resolve_agent
 from halter.config.trust import Trust, folder_digest
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.errors import ConfigError
@@ -171,7 +171,7 @@ async def test_it_costs_nothing_while_rules_think(world: World, demo: Demo) -> N
 
 
 def thinks(folder: Path) -> tuple[str, tuple[str, ...]]:
-    mind = read_mind(Fleet(), read_agent(folder), folder).mind
+    mind = resolve_agent(Fleet(), read_agent(folder), folder).mind
     return mind.model, mind.fallback_models
 
 

@@ -18,8 +18,7 @@ from halter.app.thinking import models_of
 from halter.config.agent import Agent, agent_of
 from halter.config.fleet import fleet_of
 from halter.config.load import load_bytes
-from halter.config.mind import read_mind
-from halter.config.resolve import resolve
+from halter.config.resolve import resolve, resolve_agent
 from halter.core.errors import ConfigError
 from halter.core.ids import Digest, WorkerId
 from halter.core.pacing import Pacing
@@ -64,7 +63,7 @@ def agent(text: str) -> Agent:
 
 def check(text: str, bound: str = "zone: UTC\n") -> None:
     fleet, said = fleet_of(load_bytes(bound.encode(), "halter.yaml")), agent(text)
-    against_pacing(resolve(fleet, said), read_mind(fleet, said, None).pacing, said, TOOLS)
+    against_pacing(resolve(fleet, said), resolve_agent(fleet, said, None).pacing, said, TOOLS)
 
 
 def field(more: str) -> str:
@@ -195,8 +194,8 @@ async def test_an_agent_of_a_folder_is_put_together_with_how_it_paces_itself(tmp
     )
     async with speaking(tmp_path, text) as spoken:
         found: Assembled = spoken.agent
-        assert found.read.pacing.autonomy.enabled
-        assert list(found.read.pacing.fields) == ["cash", "feed"]
+        assert found.pacing.autonomy.enabled
+        assert list(found.pacing.fields) == ["cash", "feed"]
         said = await definition(spoken)
     assert said["pacing"]["fields"]["cash"]["refresh_tool"] == "list_folder"
     assert said["pacing"]["sensors"][0]["source"]["headers"] == {"X-Key": "…"}
@@ -213,7 +212,7 @@ async def test_an_agent_of_a_folder_whose_sensor_names_no_tool_of_its_own_is_not
 
 async def test_an_agent_without_a_word_of_it_paces_itself_as_before(tmp_path: Path) -> None:
     async with speaking(tmp_path, "") as spoken:
-        assert spoken.agent.read.pacing == Pacing()
+        assert spoken.agent.pacing == Pacing()
 
 
 async def test_an_agent_of_a_program_is_checked_in_the_same_words(tmp_path: Path) -> None:

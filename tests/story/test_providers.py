@@ -8,8 +8,7 @@ from jsonschema import Draft202012Validator
 from halter.config.agent import read_agent
 from halter.config.fleet import Fleet, read_fleet
 from halter.config.load import load_file
-from halter.config.mind import read_mind
-from halter.config.resolve import resolve
+from halter.config.resolve import resolve, resolve_agent
 from halter.config.schema import agent_schema
 from halter.config.starter import starter
 from halter.config.usual import USUAL
@@ -32,7 +31,7 @@ def models(mind: Mind) -> list[ModelName]:
 def test_the_example_of_a_provider_is_read_and_its_price_known(folder: Path) -> None:
     agent, file = read_agent(folder), folder / "halter.yaml"
     fleet = read_fleet(file) if file.exists() else Fleet()
-    policy, mind = resolve(fleet, agent), read_mind(fleet, agent, folder).mind
+    policy, mind = resolve(fleet, agent), resolve_agent(fleet, agent, folder).mind
     assert policy.name == folder.name
     prices, now = Prices(policy.prices), SystemClock().now()
     for model in models(mind):
@@ -50,7 +49,9 @@ def test_the_schema_accepts_the_example_of_a_provider(folder: Path) -> None:
 
 
 def test_there_is_an_example_for_every_provider_and_the_page_lists_them() -> None:
-    named = {model.provider for each in FOLDERS for model in models(read_mind(Fleet(), read_agent(each), each).mind)}
+    named = {
+        model.provider for each in FOLDERS for model in models(resolve_agent(Fleet(), read_agent(each), each).mind)
+    }
     assert named >= {"openai", "anthropic", "gemini", "ollama", "reflex", "scripted"}
     assert any(provider not in {*USUAL, "reflex", "scripted"} for provider in named)
     page = (PROVIDERS / "README.md").read_text("utf-8")
@@ -68,11 +69,11 @@ def test_the_rules_of_the_examples_and_of_a_new_agent_can_be_followed(tmp_path: 
     reflex_from = pytest.importorskip("halter.models.reflex").reflex_from
     (tmp_path / "agent.yaml").write_text(starter("new", "")["agent.yaml"])
     for folder in (tmp_path, PROVIDERS / "ollama", PROVIDERS / "offline-reflex"):
-        read = read_mind(Fleet(), read_agent(folder), folder)
-        reflex_from(list(read.mind.reflex), read.reflex)
+        read = resolve_agent(Fleet(), read_agent(folder), folder)
+        reflex_from(list(read.mind.reflex), read.reflex_at)
 
 
 def test_the_script_of_the_example_can_be_played() -> None:
     folder = PROVIDERS / "offline-scripted"
-    read = read_mind(Fleet(), read_agent(folder), folder)
-    assert scripted_from(list(read.mind.script), read.script, SystemClock()).name == ModelName("scripted", "script")
+    read = resolve_agent(Fleet(), read_agent(folder), folder)
+    assert scripted_from(list(read.mind.script), read.script_at, SystemClock()).name == ModelName("scripted", "script")

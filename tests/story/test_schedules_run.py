@@ -323,7 +323,7 @@ async def test_of_two_runs_that_are_started_at_the_same_moment_one_is(world: Wor
     await world.advance(MINUTE)
     assert office.up is not None
     speaking = office.up.agents["clerk"].speaking
-    row, (tick,) = await office.trigger("tick"), speaking.agent.read.tasks.schedules
+    row, (tick,) = await office.trigger("tick"), speaking.agent.tasks.schedules
     writes = [
         await start(speaking, row, tick, RunStarted(trigger=row.trigger, session="", cause="person", by=who), who)
         for who in ("ada", "bob")
@@ -360,7 +360,7 @@ async def test_a_time_that_was_skipped_is_not_started_by_a_slower_process(world:
     assert office.up is not None
     speaking = office.up.agents["clerk"].speaking
     run = RunStarted(trigger="clerk/tick", session="", cause="schedule", due_at=due)
-    trigger = speaking.agent.read.tasks.triggers()[0]
+    trigger = speaking.agent.tasks.triggers()[0]
     late = await start(speaking, row, trigger, run, f"tick/{due}")
     assert (await world.store.commit(late)).events == ()
     assert await office.runs() == []

@@ -11,8 +11,7 @@ import pytest
 from halter.config.agent import Agent, agent_of, read_agent
 from halter.config.fleet import Fleet, fleet_of, read_fleet
 from halter.config.load import load_bytes
-from halter.config.mind import resolve_mind
-from halter.config.resolve import REVIEW, resolve
+from halter.config.resolve import REVIEW, resolve, resolve_agent
 from halter.config.schema import agent_schema, fleet_schema
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.errors import ConfigError
@@ -185,7 +184,7 @@ def folder(tmp_path: Path) -> Path:
 def test_each_key_of_how_an_agent_thinks_changes_its_mind(
     path: str, written: str, look: Any, expected: Any, folder: Path
 ) -> None:
-    mind = resolve_mind(Fleet(), agent(nested(placed(path), written)), folder)
+    mind = resolve_agent(Fleet(), agent(nested(placed(path), written)), folder).mind
     assert look(mind) == expected
     assert mind != Mind()
 
@@ -194,7 +193,7 @@ def test_each_key_of_how_an_agent_thinks_changes_its_mind(
 def test_each_key_of_the_fleet_on_how_agents_think_changes_their_minds(
     path: str, written: str, look: Any, expected: Any, folder: Path
 ) -> None:
-    mind = resolve_mind(fleet(nested(placed(path), written)), agent(), folder)
+    mind = resolve_agent(fleet(nested(placed(path), written)), agent(), folder).mind
     assert look(mind) == expected
     assert mind != Mind()
 
@@ -206,20 +205,20 @@ def test_no_key_of_how_an_agent_thinks_touches_its_policy(path: str, written: st
 
 
 def test_fallback_models_are_read(folder: Path) -> None:
-    mind = resolve_mind(Fleet(), agent("model: openai:a\nfallback_models: [anthropic/b, ollama:c:7b]\n"), folder)
+    mind = resolve_agent(Fleet(), agent("model: openai:a\nfallback_models: [anthropic/b, ollama:c:7b]\n"), folder).mind
     assert mind.fallback_models == ("anthropic:b", "ollama:c:7b")
 
 
 def test_a_provider_of_the_fleet_and_of_the_agent_are_put_together(folder: Path) -> None:
     ours = "providers:\n  house: {base_url: 'https://llm.example/v1', wire: anthropic}\n"
     theirs = "model: house:big\nproviders:\n  house:\n    api_key: ${secret:HOUSE}\n"
-    mind = resolve_mind(fleet(ours), agent(theirs), folder)
+    mind = resolve_agent(fleet(ours), agent(theirs), folder).mind
     house = Provider(wire="anthropic", base_url="https://llm.example/v1", api_key="${secret:HOUSE}")
     assert mind.providers == {"house": house}
 
 
 def test_without_a_word_a_mind_is_at_its_defaults(folder: Path) -> None:
-    mind = resolve_mind(Fleet(), agent(), folder)
+    mind = resolve_agent(Fleet(), agent(), folder).mind
     assert mind == Mind()
     assert (mind.max_retries, mind.max_output_tokens, mind.context_window, mind.streaming) == (3, 4096, 0, None)
     assert (mind.max_tokens_recoveries, mind.max_repeated_tool_steps, mind.context_strategy) == (2, 3, "compact")
@@ -233,7 +232,7 @@ def test_the_price_of_a_model_is_read() -> None:
 
 def test_the_rates_of_a_model_and_of_a_whole_provider_are_read_together(folder: Path) -> None:
     text = "rates:\n  anthropic/claude: {requests_per_minute: 50, tokens_per_minute: 40000}\n"
-    mind = resolve_mind(fleet(text + "  anthropic:*: {requests_per_minute: 80}\n"), agent(), folder)
+    mind = resolve_agent(fleet(text + "  anthropic:*: {requests_per_minute: 80}\n"), agent(), folder).mind
     assert mind.rates == {"anthropic:claude": Rate(50, 40_000), "anthropic:*": Rate(80)}
 
 

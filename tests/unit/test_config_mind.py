@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from halter.config.agent import Agent, agent_of
 from halter.config.fleet import Fleet, fleet_of
 from halter.config.load import MAX_BYTES, load_bytes
-from halter.config.mind import read_mind, resolve_mind
-from halter.config.resolve import resolve
+from halter.config.resolve import resolve, resolve_agent
 from halter.core.errors import ConfigError
 from halter.core.mind import Mind
 from halter.core.spec import covered
@@ -29,7 +28,7 @@ def agent(text: str = "") -> Agent:
 
 def refused(folder: Path, said: str, bound: str = "") -> str:
     with pytest.raises(ConfigError) as error:
-        resolve_mind(fleet(bound), agent(said), folder)
+        resolve_agent(fleet(bound), agent(said), folder)
     return str(error.value)
 
 
@@ -238,7 +237,7 @@ def test_what_the_fleet_allows_is_thought_with(tmp_path: Path) -> None:
         "providers:\n  house:\n    base_url: https://LLM.example.com/v1\n    api_key: ${secret:A}\n"
         "  near: {base_url: 'http://[::1]:8000'}\n"
     )
-    mind = resolve_mind(fleet(bound), agent(said), tmp_path)
+    mind = resolve_agent(fleet(bound), agent(said), tmp_path).mind
     assert (mind.model, mind.fallback_models, mind.max_retries) == ("house:big", ("reflex:rules",), 1)
 
 
@@ -254,7 +253,7 @@ def test_no_model_gets_past_what_either_file_allows(bound: list[str], own: list[
         f"model: {named[0]}\nfallback_models: {named[1:]}\n" + ("" if own is None else f"allowed_models: {own}\n")
     )
     try:
-        mind = resolve_mind(fleet(f"allowed_models: {bound}\n"), said, Path("/nonexistent"))
+        mind = resolve_agent(fleet(f"allowed_models: {bound}\n"), said, Path("/nonexistent")).mind
     except ConfigError:
         return
     for model in (mind.model, *mind.fallback_models):
@@ -265,8 +264,8 @@ def test_no_model_gets_past_what_either_file_allows(bound: list[str], own: list[
 
 def test_the_words_of_the_file_come_before_those_of_agents_md(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_bytes("\ufeff# Night\n\nWatch.\n".encode())
-    assert resolve_mind(Fleet(), agent(), tmp_path).instructions == "# Night\n\nWatch."
-    both = resolve_mind(Fleet(), agent("instructions: |\n  First this.\n"), tmp_path)
+    assert resolve_agent(Fleet(), agent(), tmp_path).mind.instructions == "# Night\n\nWatch."
+    both = resolve_agent(Fleet(), agent("instructions: |\n  First this.\n"), tmp_path).mind
     assert both.instructions == "First this.\n\n# Night\n\nWatch."
 
 
@@ -303,7 +302,7 @@ def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:
 def test_a_link_within_the_folder_is_followed(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("Be brief.")
     (tmp_path / "AGENTS.md").symlink_to("notes.md")
-    assert resolve_mind(Fleet(), agent(), tmp_path).instructions == "Be brief."
+    assert resolve_agent(Fleet(), agent(), tmp_path).mind.instructions == "Be brief."
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -347,12 +346,12 @@ def test_a_giant_script_is_not_read_to_its_end(tmp_path: Path) -> None:
 
 def test_replies_and_rules_are_known_by_their_lines(tmp_path: Path) -> None:
     (tmp_path / "replies.yaml").write_text("- text: a\n- text: b\n  takes: 2s\n")
-    read = read_mind(Fleet(), agent("script: replies.yaml\nreflex:\n- when: a\n- when: b\n"), tmp_path)
-    assert read.script((1, "takes")) == f"{tmp_path / 'replies.yaml'} line 3"
-    assert read.reflex((1, "when")) == "agent.yaml line 5"
+    read = resolve_agent(Fleet(), agent("script: replies.yaml\nreflex:\n- when: a\n- when: b\n"), tmp_path)
+    assert read.script_at((1, "takes")) == f"{tmp_path / 'replies.yaml'} line 3"
+    assert read.reflex_at((1, "when")) == "agent.yaml line 5"
 
 
 def test_equal_minds_are_written_alike(tmp_path: Path) -> None:
     texts = ("model: openai:a\ntool_calls: native\n", "model: openai/a\n")
-    first, second = (resolve_mind(Fleet(), agent(text), tmp_path) for text in texts)
+    first, second = (resolve_agent(Fleet(), agent(text), tmp_path).mind for text in texts)
     assert first.canonical() == second.canonical() != Mind().canonical()

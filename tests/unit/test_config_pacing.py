@@ -1,7 +1,6 @@
 """How an agent paces itself: every key of `autonomy`, `hot_state` and `sensors` ends where somebody looks at it."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +8,11 @@ from jsonschema import Draft202012Validator
 from msgspec import UNSET
 
 from halter.config.agent import Agent, agent_of
-from halter.config.conditions import compiled_gate, compiled_signals
+from halter.config.definition import recorded
 from halter.config.fleet import Fleet, fleet_of
 from halter.config.load import load_bytes
-from halter.config.mind import read_mind
-from halter.config.pacing import read_pacing, recorded, unwritten
-from halter.config.resolve import resolve
+from halter.config.pacing import compiled_gate, compiled_signals, unwritten
+from halter.config.resolve import resolve, resolve_agent
 from halter.config.schema import agent_schema
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import ConfigError
@@ -74,7 +72,7 @@ def agent(text: str = "") -> Agent:
 
 
 def pacing(text: str = "", bound: str = "") -> Pacing:
-    return read_mind(fleet(bound), agent(text), None).pacing
+    return resolve_agent(fleet(bound), agent(text), None).pacing
 
 
 def refused(text: str, bound: str = "") -> str:
@@ -444,15 +442,14 @@ def test_a_secret_that_is_listed_may_stand_in_a_header() -> None:
     )
 
 
+def written_down(text: str) -> Pacing:
+    return recorded(resolve_agent(Fleet(), agent(text), None))["pacing"]
+
+
 def test_what_may_be_a_key_is_not_written_down() -> None:
     headers = "{Authorization: 'Bearer ${secret:API}', X-Key: made-up-key}"
     text = "secrets: [API]\n" + sensor(f"{{url: '{URL}', headers: {headers}}}")
-    (kept,) = recorded(pacing(text)).sensors
+    (kept,) = written_down(text).sensors
     assert kept.source.headers == {"Authorization": "${secret:API}", "X-Key": "…"}
     assert kept.source.url == "https://api.example.com/prices?…"
-    assert recorded(pacing(sensor())) == pacing(sensor())
-
-
-def test_pacing_is_read_with_the_mind(tmp_path: Path) -> None:
-    text = TRADER.replace("MODEL", "ollama:s")
-    assert read_mind(Fleet(), agent(text), tmp_path).pacing == read_pacing(Fleet(), agent(text))
+    assert written_down(sensor()) == pacing(sensor())

@@ -8,9 +8,8 @@ import pytest
 from halter.config.agent import Agent, agent_of
 from halter.config.fleet import Fleet, fleet_of
 from halter.config.load import Document, Places, load_bytes
-from halter.config.mind import rates_of
 from halter.config.policy import Difference, bind, canonical, policy_digest, stored_fleet
-from halter.config.resolve import resolve
+from halter.config.resolve import rates_of, resolve
 from halter.core.errors import ConfigError
 from halter.core.spec import MODES, SIMULATES, FleetSpec, Resolved
 from halter.core.tools import LEVELS, Level

@@ -12,10 +12,8 @@ from msgspec.structs import replace
 from halter.config.agent import Agent, agent_of
 from halter.config.fleet import Fleet, fleet_of
 from halter.config.load import load_bytes
-from halter.config.mind import read_mind
-from halter.config.resolve import REVIEW, against_tools, resolve
+from halter.config.resolve import IN_APP, REVIEW, against_tools, resolve, resolve_agent
 from halter.config.schema import agent_schema, fleet_schema
-from halter.config.tasks import IN_APP, read_tasks
 from halter.core.clock import MINUTE, SECOND
 from halter.core.limits import Cap
 from halter.core.pacing import ActiveHours
@@ -33,7 +31,7 @@ def agent(text: str = "") -> Agent:
 def tasks(text: str = "", bound: str = "", folder: Path | None = None) -> Tasks:
     if "cron:" in text or "at:" in text:
         pytest.importorskip("halter.core.schedules")
-    return read_mind(fleet(bound), agent(text), folder).tasks
+    return resolve_agent(fleet(bound), agent(text), folder).tasks
 
 
 def schedule(more: str = "every: 15m") -> str:
@@ -316,7 +314,7 @@ def test_the_channels_of_the_fleet_come_before_the_agents_own() -> None:
 def test_a_program_without_places_may_say_what_is_told_too() -> None:
     made = agent()
     spoken = replace(made, spec=replace(made.spec, notify=Notify(on=("halted",))))
-    assert read_tasks(Fleet(), spoken, None).notify.on == ("halted",)
+    assert resolve_agent(Fleet(), spoken, None).tasks.notify.on == ("halted",)
 
 
 def test_a_trigger_is_found_by_its_name() -> None:

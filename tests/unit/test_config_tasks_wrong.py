@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet, fleet_of
 from halter.config.load import Document, load_bytes
-from halter.config.mind import read_mind
+from halter.config.resolve import resolve_agent
 from halter.core.errors import ConfigError
 from halter.core.tasks import Tasks
 
@@ -19,7 +19,7 @@ KEY = "sk-proj-mAdeUpKeyThatOpensNothing1234567890"
 
 def read(text: str, bound: str = "", folder: Path | None = None) -> Tasks:
     fleet = fleet_of(load_bytes(bound.encode(), "halter.yaml")) if bound else Fleet()
-    return read_mind(fleet, agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml")), folder).tasks
+    return resolve_agent(fleet, agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml")), folder).tasks
 
 
 def refused(text: str, bound: str = "", folder: Path | None = None) -> str:
@@ -343,7 +343,7 @@ def test_whatever_stands_there_is_read_or_is_a_sentence(steps: list[int], other:
     document = Document({"name": "x", **put(whole.value, steps, other)}, whole.places)
     found: Tasks | str
     try:
-        found = read_mind(Fleet(), agent_of(document), None).tasks
+        found = resolve_agent(Fleet(), agent_of(document), None).tasks
     except ConfigError as error:
         found = str(error)
     assert isinstance(found, Tasks) or found.startswith("agent.yaml")

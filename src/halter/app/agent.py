@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
@@ -19,21 +19,14 @@ from halter.app.shelves import Library
 from halter.config.agent import read_agent
 from halter.config.command_lines import loads_from_data
 from halter.config.definition import definition_digest
-from halter.config.load import KeyPath
 from halter.config.mcp import MCP_FILE, read_servers
-from halter.config.mind import Read, read_mind
-from halter.config.playbook import read_playbook
-from halter.config.resolve import against_tools, resolve
+from halter.config.resolve import ResolvedAgent, against_tools, resolve_agent
 from halter.config.roots import against_protected, writable
-from halter.config.skills import read_skills
 from halter.config.trust import Code, Trust, data_places, digest_of
 from halter.core.errors import ConfigError
-from halter.core.mind import Mind
-from halter.core.playbook import Playbook
 from halter.core.protected import Refuses, Writable, unrefused
 from halter.core.servers import Server
 from halter.core.spec import Resolved
-from halter.core.tasks import Skill, Tasks
 from halter.core.text import listed
 from halter.core.tools import Failed, Tool
 from halter.guard import names
@@ -47,35 +40,22 @@ if TYPE_CHECKING:
     from halter.tools.mcp import Offer
 
 OWN_TOOLS: Final = "tools.py"
-PLAYBOOKS: Final = "playbooks"
 
 
-def _nowhere(_: KeyPath) -> str:
-    return "the agent"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled(ResolvedAgent):
+    """A resolved agent with its tools, ready to work; one that has no model can only play.
 
-
-UNTHINKING: Final = Read(Mind(), _nowhere, _nowhere)
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """An agent that is ready to work. `left_out` says which tools of its servers cannot be used, and why.
-
-    `read` is how it thinks and paces itself; one that has no model can only play. `folder` is the digest of its folder
-    as it was read, and `place` where it lies. `refuses` tells which files it may not read.
+    `left_out` says which tools of its servers cannot be used, and why. `folder` is the digest of its folder as it was
+    read. `refuses` tells which files it may not read.
     """
 
-    policy: Resolved
     tools: Mapping[str, Tool]
     secrets: Secrets
     quarantined: frozenset[str] = frozenset()
-    left_out: tuple[str, ...] = field(default=())
-    read: Read = UNTHINKING
+    left_out: tuple[str, ...] = ()
     library: Library | None = None
-    skills: Mapping[str, Skill] = field(default_factory=dict[str, Skill])
-    playbooks: Mapping[str, Playbook] = field(default_factory=dict[str, Playbook])
     folder: str = ""
-    place: Path | None = None
     refuses: Refuses = unrefused
 
     def standing(self, session: str, trigger: str = "") -> Standing:
@@ -89,7 +69,7 @@ class Assembled:
             trigger=trigger,
             quarantined=self.quarantined,
             secrets=frozenset(self.policy.secrets) & self.secrets.names(),
-            rates=self.read.mind.rates,
+            rates=self.mind.rates,
         )
 
 
@@ -100,7 +80,8 @@ async def assembled(app: App, folder: Path, *, protects: Protects = protected_fo
     `protects` says what its tools must not reach.
     """
     agent = read_agent(folder)
-    policy, read = resolve(app.fleet, agent), read_mind(app.fleet, agent, folder)
+    resolved = resolve_agent(app.fleet, agent, folder)
+    policy = resolved.policy
     protected = protects(app.settings, agent, folder)
     against_protected(agent, folder, protected)
     demand_unwritten([folder, *([app.settings.fleet] if app.settings.fleet else [])], app.writable)
@@ -115,24 +96,20 @@ async def assembled(app: App, folder: Path, *, protects: Protects = protected_fo
         tools = unique([*built_in(policy, folder), *own, *offer.tools])
         hold(tools.values(), protected)
         against_tools(policy, agent, (*(tool.spec for tool in tools.values()), *verb_specs()))
-        against_pacing(policy, read.pacing, agent, tools.values())
+        against_pacing(policy, resolved.pacing, agent, tools.values())
         servers = [server.name for server in read_servers(folder / MCP_FILE, app.environ)]
         waiting = await settle_pins(app, policy.name, servers, [tool.spec for tool in offer.tools])
         # Many names take a moment to compile: no request waits for it.
-        names.compiled(read.tasks.anonymize or ())
+        names.compiled(resolved.tasks.anonymize or ())
         yield Assembled(
-            policy,
-            tools,
-            secrets,
-            waiting,
-            offer.left_out,
-            read,
+            **resolved.parts(),
+            tools=tools,
+            secrets=secrets,
+            quarantined=waiting,
+            left_out=offer.left_out,
             library=Library(app.patient(), folder, refuses(protected, roots)),
             refuses=refuses(protected, roots),
-            skills=read_skills(folder),
-            playbooks=playbooks_of(folder, read.tasks),
             folder=definition_digest(folder),
-            place=folder,
         )
 
 
@@ -144,18 +121,6 @@ def _listed(loaded: list[Writable], agent: Writable) -> Generator[None]:
         yield
     finally:
         loaded.remove(agent)
-
-
-def playbooks_of(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:
-    """Read the playbooks of an agent: those in their own folder, and those that a trigger names."""
-    files = [*sorted((folder / PLAYBOOKS).glob("*.yaml"))]
-    files += [folder / each.playbook for each in tasks.triggers() if each.playbook is not UNSET]
-    found: dict[str, Path] = {}
-    for file in dict.fromkeys(files):
-        other = found.setdefault(file.stem, file)
-        if other != file:
-            raise ConfigError(f"{file} and {other} are two playbooks called {file.stem}: rename one of them.")
-    return {name: read_playbook(file, str(file.relative_to(folder))) for name, file in found.items()}
 
 
 def trust_of(settings: Settings) -> Trust:

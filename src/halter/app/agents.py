@@ -37,8 +37,7 @@ from halter.brain.resting import Waits
 from halter.brain.turn import FINAL_ANSWER
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet
-from halter.config.mind import read_mind
-from halter.config.resolve import against_tools, resolve
+from halter.config.resolve import against_tools, resolve_agent
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import session_stream
@@ -237,16 +236,16 @@ class Agent(Program[Speaking]):
         if not given and named:
             said |= {"model": named[0]} | ({"fallback_models": named[1:]} if named[1:] else {})
         agent = agent_of(document(said, "the agent"))
-        resolved, read = resolve(fleet, agent), read_mind(fleet, agent, None)
+        resolved = resolve_agent(fleet, agent, None)
         if given:
             names = [each if isinstance(each, str) else str(each.name) for each in named]
-            mind = msgspec.structs.replace(read.mind, model=names[0], fallback_models=tuple(names[1:]))
-            read = replace(read, mind=mind)
-        against_tools(resolved, agent, (*(tool.spec for tool in self._tools), *verb_specs()))
-        against_pacing(resolved, read.pacing, agent, self._tools)
+            mind = msgspec.structs.replace(resolved.mind, model=names[0], fallback_models=tuple(names[1:]))
+            resolved = replace(resolved, mind=mind)
+        against_tools(resolved.policy, agent, (*(tool.spec for tool in self._tools), *verb_specs()))
+        against_pacing(resolved.policy, resolved.pacing, agent, self._tools)
         hold(self._tools, protected_for(self._settings, None, None))
         secrets = secrets_of(options, self._environ)
-        return Assembled(resolved, unique(self._tools), secrets, read=read), given
+        return Assembled(**resolved.parts(), tools=unique(self._tools), secrets=secrets), given
 
 
 async def _spoken_to(speaking: Speaking, message: str, session: str, new: str, kind: SessionKind) -> str:
@@ -264,9 +263,9 @@ def _spoken(held: Held, agent: Assembled, models: Any) -> Speaking:
 
 def _heard(agent: Assembled) -> Assembled:
     """Let answers come word by word for whoever listens, unless somebody wrote that they do not."""
-    mind = agent.read.mind
+    mind = agent.mind
     streams = True if mind.streaming is None else mind.streaming
-    return replace(agent, read=replace(agent.read, mind=msgspec.structs.replace(mind, streaming=streams)))
+    return replace(agent, mind=msgspec.structs.replace(mind, streaming=streams))
 
 
 def _given(agent: Assembled, deps: Any) -> Assembled:

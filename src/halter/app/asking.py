@@ -5,11 +5,14 @@ Which way a message took, and why, is an event. It stands in the session's inbox
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 
 from halter.app import planning, quick
+from halter.app.agent import OWN_TOOLS
 from halter.app.delegating import delegate, names_of, neighbours, spoken_for
 from halter.app.scripts import play
 from halter.app.speaking import Speaking
@@ -19,13 +22,16 @@ from halter.brain.loop import NOBODY, Watching
 from halter.brain.recurrence import Unclear
 from halter.brain.resting import Waits
 from halter.brain.route import Delegated, Routed, Scheduled, Script, route
+from halter.config.mcp import MCP_FILE
+from halter.config.resolve import ResolvedAgent
 from halter.core.errors import ConfigError
 from halter.core.events import MessageRouted
 from halter.core.ids import FLEET, inbox_stream
-from halter.core.ports import Draft, Query, Write, kept
+from halter.core.ports import Draft, Query, Store, Write, kept
 from halter.core.rows import SessionRow
 from halter.core.task_rows import TriggerRow
 from halter.core.vocabulary import SessionKind
+from halter.guard.approvals import needs_you
 from halter.work.playbooks import Tell
 
 ANSWER: Final = Routed("strategy", "GOAL", "It answers what the agent asked.", Plain())
@@ -62,21 +68,36 @@ UNSEEN: Final = Showing()
 
 async def surroundings(speaking: Speaking) -> Surroundings:
     """Tell the names that mean something in a message to this agent."""
-    agent, store = speaking.agent, speaking.store
-    name, tasks = agent.policy.name, agent.read.tasks
-    rows = await store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
+    now = speaking.app.clock.now()
+    return await surroundings_of(speaking.agent, speaking.store, now, has_tools=bool(names_of(speaking)))
+
+
+async def surroundings_of(agent: ResolvedAgent, store: Store | None, now: int, *, has_tools: bool) -> Surroundings:
+    """Tell the names that mean something to an agent: those in its files and, where there is one, in its store."""
+    name, rows, waiting = agent.policy.name, (), ()
+    if store is not None:
+        rows = await store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
+        waiting = await needs_you(store, now)
     planned = [row.trigger.partition("/")[2] for row in rows]
     return Surroundings(
         agent=name,
-        now=speaking.app.clock.now(),
+        now=now,
         timezone=agent.policy.caps.zone,
-        has_tools=bool(names_of(speaking)),
+        has_tools=has_tools,
         agents=tuple(neighbours(agent.place)),
         playbooks=tuple(agent.playbooks),
-        schedules=tuple(dict.fromkeys([*planned, *(each.name for each in tasks.triggers())])),
-        fields=tuple(agent.read.pacing.fields),
-        decisions=tuple(one.decision for one in await quick.waiting(speaking) if one.agent == name),
+        schedules=tuple(dict.fromkeys([*planned, *(each.name for each in agent.tasks.triggers())])),
+        fields=tuple(agent.pacing.fields),
+        decisions=tuple(one.decision for one in waiting if one.agent == name),
     )
+
+
+def declares_tools(agent: ResolvedAgent, folder: Path) -> bool:
+    """Tell whether an agent will have tools; which ones its code and its servers bring shows when they run."""
+    wanted = agent.policy.tools
+    built_in = any(each is not UNSET for each in (wanted.files, wanted.http, wanted.shell))
+    own = (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists()
+    return built_in or own or bool(agent.tasks.verbs)
 
 
 async def heard(

@@ -43,7 +43,7 @@ class Attending:
 
 def terms_of(speaking: Speaking) -> Terms:
     """Make ready what an agent's file says of its pace."""
-    pacing = speaking.agent.read.pacing
+    pacing = speaking.agent.pacing
     autonomy = pacing.autonomy
     named = UNSET if autonomy.gate is UNSET else autonomy.gate.model
     return Terms(
@@ -141,8 +141,8 @@ def standing_of(speaking: Speaking, row: SessionRow, phase: Phase, began: Beginn
     if began.carved is not None:
         policy = msgspec.structs.replace(policy, caps=msgspec.structs.replace(policy.caps, session=Cap(began.carved)))
     cap, wraps_up = policy.caps.session.max_cost_usd, policy.on_cap == "wrap_up"
-    hidden = agent.read.tasks.anonymize
-    hourly = agent.read.pacing.autonomy.token_budget_per_hour if row.kind == "autonomous" else 0
+    hidden = agent.tasks.anonymize
+    hourly = agent.pacing.autonomy.token_budget_per_hour if row.kind == "autonomous" else 0
     return msgspec.structs.replace(
         standing,
         phase=phase,

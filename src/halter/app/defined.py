@@ -6,8 +6,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from halter.app.agent import Assembled
-from halter.config.pacing import recorded
-from halter.config.tasks import recorded_tasks
+from halter.config.definition import recorded
 from halter.core.clock import HOUR
 from halter.core.ids import Digest
 from halter.core.ports import Store
@@ -27,14 +26,7 @@ class Defined:
         """Name the definition; the store has it, without the secrets that somebody wrote into it."""
         if self._kept is not None and self._kept[0] is agent and 0 <= now - self._kept[2] < GOOD_FOR:
             return self._kept[1]
-        read = agent.read
-        said = {
-            "policy": agent.policy,
-            "mind": read.mind,
-            "pacing": recorded(read.pacing),
-            "tasks": recorded_tasks(read.tasks),
-        }
-        written = msgspec.json.encode(said, order="sorted")
+        written = msgspec.json.encode(recorded(agent), order="sorted")
         digest = await store.put(written if redact is None else _without_secrets(written, redact))
         self._kept = (agent, digest, now)
         return digest

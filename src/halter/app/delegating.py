@@ -178,4 +178,4 @@ async def _grants(speaking: Speaking, parent: SessionRow, other: Speaking) -> tu
 
 def names_of(speaking: Speaking) -> tuple[str, ...]:
     """Name all tools that an agent's tasks have, its verbs among them."""
-    return (*speaking.agent.tools, *speaking.agent.read.tasks.verbs)
+    return (*speaking.agent.tools, *speaking.agent.tasks.verbs)

@@ -15,7 +15,7 @@ from halter.app.triggered import Made, read_made
 from halter.app.triggers import timing_of
 from halter.autonomy.forecast import Balances, Clockwork, Forecast, ScheduledRuns, forecast
 from halter.config.mcp import MCP_FILE
-from halter.config.mind import Read
+from halter.config.resolve import ResolvedAgent
 from halter.core.clock import DAY, HOUR
 from halter.core.errors import ConfigError
 from halter.core.here import stays_here
@@ -29,7 +29,7 @@ from halter.core.rows import SessionRow
 from halter.core.schedules import Timing, ticks
 from halter.core.spec import Resolved
 from halter.core.task_rows import TriggerRow
-from halter.core.tasks import Schedule, caps_of, trigger_id
+from halter.core.tasks import Schedule, Tasks, caps_of, trigger_id
 from halter.core.usage import ModelName, Unpriced
 from halter.guard.policies import caps_under
 
@@ -80,14 +80,12 @@ class Foreseen(msgspec.Struct, frozen=True):
         return {name: None if micros is None else usd(micros) for name, micros in named.items()}
 
 
-async def foresee(
-    store: Store, policy: Resolved, read: Read, folder: Path, environ: Mapping[str, str], now: int
-) -> Foreseen:
+async def foresee(store: Store, agent: ResolvedAgent, folder: Path, environ: Mapping[str, str], now: int) -> Foreseen:
     """Work out what an agent can spend, for what its file names and what people confirmed."""
-    work = await clockwork_of(store, policy, read, folder, environ, now)
+    work = await clockwork_of(store, agent, folder, environ, now)
     balances = await balances_of(store, work, now)
     night, month = (forecast(work, balances, now, now + span) for span in (NIGHT, MONTH))
-    runs_alone = read.pacing.autonomy.enabled
+    runs_alone = agent.pacing.autonomy.enabled
     named = {
         "its own turns": runs_alone,
         "the runs of its schedules": bool(work.schedules),
@@ -97,20 +95,20 @@ async def foresee(
 
 
 async def clockwork_of(
-    store: Store, policy: Resolved, read: Read, folder: Path, environ: Mapping[str, str], now: int
+    store: Store, agent: ResolvedAgent, folder: Path, environ: Mapping[str, str], now: int
 ) -> Clockwork:
     """Find out what the clock alone makes an agent do."""
-    runs_alone, under_way = read.pacing.autonomy.enabled, await _under_way(store, policy)
+    runs_alone, under_way = agent.pacing.autonomy.enabled, await _under_way(store, agent.policy)
     begins = runs_alone and not any(row.kind == "autonomous" for row in under_way)
-    policy = await within_policy(store, policy)
+    policy = await within_policy(store, agent.policy)
     cap = policy.caps.session.max_cost_usd
     return Clockwork(
         agent=policy.name,
         caps=policy.caps,
         sessions=(*([cap] if begins else []), *[await _unspent(store, row, cap) for row in under_way]),
         renews=runs_alone and policy.on_cap != "ask" and await is_bounded(store, policy, now),
-        schedules=await _schedules(store, policy, read, now),
-        free=is_free(policy, read, folder, environ),
+        schedules=await _schedules(store, policy, agent.tasks, now),
+        free=is_free(agent, folder, environ),
     )
 
 
@@ -151,11 +149,11 @@ async def _unspent(store: Store, row: SessionRow, cap: int | None) -> int | None
     return None if binding is None else max(0, binding - found.spent)
 
 
-async def _schedules(store: Store, policy: Resolved, read: Read, now: int) -> tuple[ScheduledRuns, ...]:
+async def _schedules(store: Store, policy: Resolved, tasks: Tasks, now: int) -> tuple[ScheduledRuns, ...]:
     """List the schedules that the file names, and those that people confirmed."""
     rows = {row.trigger: row for row in await store.ask(Query("triggers_of", TriggerRow, {"agent": policy.name}))}
     found: list[ScheduledRuns] = []
-    for each in read.tasks.schedules:
+    for each in tasks.schedules:
         row = rows.get(trigger_id(policy.name, each.name))
         same = row if row is not None and row.digest == digest_of(each) else None
         made = None if same is None else await read_made(store, same)
@@ -189,16 +187,16 @@ def runs_of(
     )
 
 
-def is_free(policy: Resolved, read: Read, folder: Path, environ: Mapping[str, str]) -> bool:
+def is_free(agent: ResolvedAgent, folder: Path, environ: Mapping[str, str]) -> bool:
     """Tell whether nothing that an agent uses has a price. What its own code costs shows only when it runs."""
     if (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists():
         return False
-    return all(_costs_nothing(name, policy, read, environ) for name in read.models())
+    return all(_costs_nothing(name, agent, environ) for name in agent.models())
 
 
-def _costs_nothing(name: str, policy: Resolved, read: Read, environ: Mapping[str, str]) -> bool:
+def _costs_nothing(name: str, agent: ResolvedAgent, environ: Mapping[str, str]) -> bool:
     model = ModelName.parse(name)
-    described = read.mind.providers.get(model.provider)
+    described = agent.mind.providers.get(model.provider)
     url = None if described is None else described.base_url
     if not stays_here(model, url):
         return False
@@ -208,10 +206,10 @@ def _costs_nothing(name: str, policy: Resolved, read: Read, environ: Mapping[str
 
     if model.provider not in {SCRIPTED, REFLEX}:
         try:
-            url = model_from(name, read.mind.providers, environ.get).base_url
+            url = model_from(name, agent.mind.providers, environ.get).base_url
         except ConfigError:
             return False
-    rates = Prices(policy.prices).find(model, url)
+    rates = Prices(agent.policy.prices).find(model, url)
     return not isinstance(rates, Unpriced) and rates.bound(MANY, MANY, 0) == 0
 
 

@@ -57,7 +57,7 @@ class Hooks:
 
     def any(self) -> bool:
         """Tell whether there is any webhook."""
-        return any(speaking.agent.read.tasks.webhooks for speaking in self._agents.values())
+        return any(speaking.agent.tasks.webhooks for speaking in self._agents.values())
 
     def most_bytes(self, agent: str, name: str, token: str) -> int:
         """Tell how long a body may be; of one that nobody has a right to deliver, nothing is read."""
@@ -79,7 +79,7 @@ class Hooks:
 
     def _hook(self, agent: str, name: str) -> Webhook | None:
         speaking = self._agents.get(agent)
-        hooks = () if speaking is None else speaking.agent.read.tasks.webhooks
+        hooks = () if speaking is None else speaking.agent.tasks.webhooks
         return next((hook for hook in hooks if hook.name == name), None)
 
     async def _started(self, speaking: Speaking, hook: Webhook, delivery: Delivery) -> Accepted | Rejected:

@@ -16,13 +16,12 @@ all of it is in the journal before it happens. What a program was doing when it 
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Unpack
 
 import msgspec
 
-from halter.app.agent import UNTHINKING, Assembled, unique
+from halter.app.agent import Assembled, unique
 from halter.app.budgets import current_budgets
 from halter.app.defined import keep_policy
 from halter.app.desk.money import Budget, shown_budgets
@@ -32,8 +31,7 @@ from halter.app.program import Program, ProgramOptions, secrets_of, spoken
 from halter.app.protected import hold, protected_for
 from halter.brain.running import Running
 from halter.config.fleet import Fleet
-from halter.config.mind import rates_of
-from halter.config.resolve import against_tools, resolve
+from halter.config.resolve import against_tools, rates_of, resolve
 from halter.core.clock import SECOND
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import SessionStarted
@@ -179,8 +177,8 @@ class Guard(Program["_Opened"]):
         tools = unique(self._tools)
         hold(self._tools, protected_for(self._settings, None, None))
         against_tools(policy, agent, (tool.spec for tool in self._tools))
-        read = replace(UNTHINKING, mind=Mind(rates=rates_of(fleet)))
-        return Assembled(policy, tools, secrets_of(self._options, self._environ), read=read)
+        secrets = secrets_of(self._options, self._environ)
+        return Assembled(policy=policy, mind=Mind(rates=rates_of(fleet)), tools=tools, secrets=secrets)
 
 
 class _Spent(msgspec.Struct, frozen=True):

@@ -46,7 +46,7 @@ class Living:
         self.snapshots: dict[SessionId, Callable[[], bytes]] = {}
         self._folder = folder
         self._pulse = pulse
-        self._resident = bool(speaking.agent.read.pacing.sensors)
+        self._resident = bool(speaking.agent.pacing.sensors)
         self._resting: dict[SessionId, tuple[int, Attending]] = {}
 
     @property
@@ -62,17 +62,17 @@ class Living:
     @property
     def concurrency(self) -> int | None:
         """How many of its tasks may be awake at once, on all machines together; None is any number."""
-        return self.speaking.agent.read.tasks.concurrency
+        return self.speaking.agent.tasks.concurrency
 
     @property
     def autonomous(self) -> bool:
         """Tell whether the agent runs by itself, beside what is triggered."""
-        return self.speaking.agent.read.pacing.autonomy.enabled
+        return self.speaking.agent.pacing.autonomy.enabled
 
     @property
     def idle_halt(self) -> int:
         """How long one of its sessions may run and do nothing."""
-        return self.speaking.agent.read.tasks.idle_halt
+        return self.speaking.agent.tasks.idle_halt
 
     def allowed(self, flight: InFlight) -> int:
         """Tell how long something that a session has under way may take: a call its tool's time, a request its own.

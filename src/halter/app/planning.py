@@ -87,7 +87,7 @@ async def _free_name(speaking: Speaking, prompt: str) -> str:
 
 async def _taken(speaking: Speaking, name: str) -> bool:
     identity = trigger_id(speaking.agent.policy.name, name)
-    if speaking.agent.read.tasks.trigger(name) is not None:
+    if speaking.agent.tasks.trigger(name) is not None:
         return True
     if await speaking.store.ask(Query("trigger", TriggerRow, {"trigger": identity})):
         return True

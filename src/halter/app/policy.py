@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.config.both import either
 from halter.config.fleet import Fleet, read_fleet
 from halter.config.policy import Differs, bind, canonical, policy_digest, stored_fleet
 from halter.config.resolve import FLEET_DAY_CAP
+from halter.config.shape import either
 from halter.core.events import FleetPolicyAdopted
 from halter.core.ports import Query, Store
 from halter.core.rows import FleetPolicyRow

@@ -281,7 +281,7 @@ async def schedules(speaking: Speaking) -> str:
     name, now = speaking.agent.policy.name, speaking.app.clock.now()
     found = await plans(speaking.store, now, name)
     known = {plan.name for plan in found}
-    unborn = [each.name for each in speaking.agent.read.tasks.triggers() if each.name not in known]
+    unborn = [each.name for each in speaking.agent.tasks.triggers() if each.name not in known]
     if not found and not unborn:
         return f"Nothing is planned for {name}."
     lines = [_plan(plan, now) for plan in found]
@@ -304,7 +304,7 @@ async def _cancel(speaking: Speaking, named: Named) -> str:
     if not named.known:
         which = f"There is no schedule {named.name}." if named.name else "Say which one: cancel schedule NAME."
         return f"{which}\n{await schedules(speaking)}"
-    if any(same_name(each.name, named.name) for each in speaking.agent.read.tasks.triggers()):
+    if any(same_name(each.name, named.name) for each in speaking.agent.tasks.triggers()):
         return in_the_file(named.name)
     identity = trigger_id(speaking.agent.policy.name, named.name)
     row = next(iter(await store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
@@ -321,7 +321,7 @@ def in_the_file(name: str) -> str:
 
 async def hot_state(speaking: Speaking, field: str) -> str:
     """Show what the agent knows, as it was kept last, with ages."""
-    fields = speaking.agent.read.pacing.fields
+    fields = speaking.agent.pacing.fields
     if not fields:
         return f"{speaking.agent.policy.name} has no hot state: its file names no fields and no sensors."
     beside = await autonomous_of(speaking)

@@ -34,9 +34,7 @@ def fetchers(speaking: Speaking) -> Mapping[str, Tool]:
     from halter.sensors.fetch import Fetch
 
     polled = [
-        sensor
-        for sensor in speaking.agent.read.pacing.sensors
-        if sensor.type == "poll" and sensor.source.url is not UNSET
+        sensor for sensor in speaking.agent.pacing.sensors if sensor.type == "poll" and sensor.source.url is not UNSET
     ]
     made = [Fetch(sensor) for sensor in polled]
     return {fetch.spec.name: fetch for fetch in made}

@@ -45,7 +45,7 @@ class Speaking(msgspec.Struct, frozen=True):
 
     def demand_model(self) -> None:
         """Say what is missing for the agent to think, before anything is begun. Raises ConfigError."""
-        mind = self.agent.read.mind
+        mind = self.agent.mind
         if not mind.model:
             raise ConfigError(
                 f"{self.agent.policy.name} has no model, so it cannot think: write `model: provider:model` into its "
@@ -59,12 +59,12 @@ class Speaking(msgspec.Struct, frozen=True):
 
     def model_for(self, purpose: ModelPurpose) -> Model:
         """Find the model that is named for a purpose, or else the one that thinks."""
-        mind = self.agent.read.mind
+        mind = self.agent.mind
         return self.models.named(mind.model_for.get(purpose) or mind.model)
 
     def gatehouse(self) -> Gatehouse:
         """Return the doors of the agent's sessions. Rules and scripts foresee nothing, unless they are told to."""
-        mind = self.agent.read.mind
+        mind = self.agent.mind
         own = "" if mind.model.partition(":")[0] in (REFLEX, SCRIPTED) else mind.model
         foresees = mind.model_for.get("simulation") or own
         model = self.models.named(foresees) if foresees else None

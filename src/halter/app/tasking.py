@@ -86,7 +86,7 @@ class Tasking:
     def __init__(self, speaking: Speaking, row: SessionRow, trigger: AnyTrigger | None, own: Sequence[Shelved]) -> None:
         self._speaking = speaking
         self._row = row
-        tasks = speaking.agent.read.tasks
+        tasks = speaking.agent.tasks
         named = tasks.collections if trigger is None else _named(trigger)
         collections = {name: tasks.collections[name] for name in named if name in tasks.collections}
         library = speaking.agent.library or Library(speaking.store, Path())
@@ -99,14 +99,14 @@ class Tasking:
         clock, agent = speaking.app.clock, speaking.agent
         makers: Mapping[str, Callable[[], Verb]] = {
             RETRIEVE_CHUNKS: lambda: retrieve_chunks(self.shelves, clock.now),
-            RUN_SKILL: lambda: run_skill(agent.skills, self._ask_by_skill, agent.read.mind.max_output_tokens),
+            RUN_SKILL: lambda: run_skill(agent.skills, self._ask_by_skill, agent.mind.max_output_tokens),
             RUN_PLAYBOOK: lambda: run_playbook(agent.playbooks, self._step, self._spent_in),
             EMIT_FINDING: lambda: emit_finding(name, self.shelves.check),
             PROPOSE_MEMORY: lambda: propose_memory(name, clock),
             PROPOSE_PRECEDENT: lambda: propose_precedent(name, clock),
             NOTIFY: lambda: notify(name, self._row.session, self._channels(), self._found),
         }
-        return [makers[verb]() for verb in agent.read.tasks.verbs]
+        return [makers[verb]() for verb in agent.tasks.verbs]
 
     def walk(self, loop: Loop, phases: Sequence[Phase], tools: Mapping[str, Tool]) -> Walk:
         """Make the pace of a task."""
@@ -122,7 +122,7 @@ class Tasking:
         return Walk(self.running, loop, phases, offered, self._review)
 
     def _channels(self) -> tuple[str, ...]:
-        return tuple(each.name for each in self._speaking.agent.read.tasks.notify.channels) or (IN_APP,)
+        return tuple(each.name for each in self._speaking.agent.tasks.notify.channels) or (IN_APP,)
 
     async def _step(self, call: Call, left: int | None) -> Answer:
         """Take a step of a playbook; neither it nor what is done inside of it spends more than is left."""
@@ -187,7 +187,7 @@ class Tasking:
         return Found(row.finding, row.words(), row.support, source, reviewed=row.review != "")
 
     def _judging(self) -> Judging:
-        said, speaking = self._speaking.agent.read.tasks.review, self._speaking
+        said, speaking = self._speaking.agent.tasks.review, self._speaking
         judges = tuple(speaking.models.named(name) for name in said.judges) or (speaking.model_for("judge"),)
         cap = None if said.max_cost_per_message_usd is UNSET else said.max_cost_per_message_usd
         return Judging(judges, said.instructions, cap)

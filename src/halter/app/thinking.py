@@ -33,19 +33,19 @@ class Models:
         return self._made[name]
 
     def _model(self, name: str) -> Model:
-        read = self._agent.read
+        agent = self._agent
         provider = ModelName.parse(name).provider
         if provider == SCRIPTED:
             from halter.models.scripted import scripted_from
 
-            return scripted_from(list(read.mind.script), read.script, self._app.clock, ModelName.parse(name))
+            return scripted_from(list(agent.mind.script), agent.script_at, self._app.clock, ModelName.parse(name))
         if provider == REFLEX:
             from halter.models.reflex import reflex_from
 
-            return reflex_from(list(read.mind.reflex), read.reflex, ModelName.parse(name))
+            return reflex_from(list(agent.mind.reflex), agent.reflex_at, ModelName.parse(name))
         from halter.models.providers import model_from
 
-        return model_from(name, read.mind.providers, self._key, temperature=read.mind.temperature)
+        return model_from(name, agent.mind.providers, self._key, temperature=agent.mind.temperature)
 
     def _key(self, name: str) -> str | None:
         secrets = self._agent.secrets
@@ -73,7 +73,7 @@ def thinking(
     agent: Assembled, models: Models, kind: SessionKind, tools: Mapping[str, Tool], phase: Phase, *, output: bool
 ) -> Thinking:
     """Put together what a session's loop thinks with."""
-    mind, policy = agent.read.mind, agent.policy
+    mind, policy = agent.mind, agent.policy
     own = tuple(models.named(name) for name in (mind.model, *mind.fallback_models))
     summary = mind.model_for.get("summary")
     offered = tuple(
@@ -92,7 +92,7 @@ def thinking(
 
 
 def _rules(agent: Assembled, kind: SessionKind, models: int, *, output: bool) -> Rules:
-    mind, policy = agent.read.mind, agent.policy
+    mind, policy = agent.mind, agent.policy
     return Rules(
         kind=kind,
         timeout=policy.timeout,
@@ -108,7 +108,7 @@ def _rules(agent: Assembled, kind: SessionKind, models: int, *, output: bool) ->
 
 
 def _pace(agent: Assembled) -> Mapping[str, int]:
-    autonomy = agent.read.pacing.autonomy
+    autonomy = agent.pacing.autonomy
     return {key: getattr(autonomy, key) for key in ("min_sleep", "max_sleep", "max_actions_per_minute")}
 
 
@@ -116,7 +116,7 @@ def _window(agent: Assembled, models: tuple[Model, ...], kind: SessionKind) -> i
     """Tell what is sent at most: as the agent's file says, or what all of its models take."""
     from halter.models.providers import window_of
 
-    if agent.read.mind.context_window:
-        return agent.read.mind.context_window
+    if agent.mind.context_window:
+        return agent.mind.context_window
     least = min(window_of(model.name, model.base_url) for model in models)
     return min(least, AUTONOMOUS_WINDOW) if kind == "autonomous" else least

@@ -82,7 +82,7 @@ class Triggers:
     @property
     def watches(self) -> bool:
         """Tell whether folders have to be looked through."""
-        return bool(self._speaking.agent.read.tasks.watches)
+        return bool(self._speaking.agent.tasks.watches)
 
     def halted(self, row: SessionRow, halts: Mapping[str, HaltRow]) -> bool:
         """Tell whether a session is halted, be it with its trigger, its agent or all."""
@@ -131,7 +131,7 @@ class Triggers:
         if self._settled:
             return
         rows = {row.trigger: row for row in await self._rows()}
-        named = {trigger_id(self._name, each.name): each for each in self._speaking.agent.read.tasks.triggers()}
+        named = {trigger_id(self._name, each.name): each for each in self._speaking.agent.tasks.triggers()}
         for identity, trigger in named.items():
             row = rows.get(identity)
             if row is None or row.digest != runs.digest_of(trigger):
@@ -316,7 +316,7 @@ class Triggers:
 
     def _place(self, watch: Watch) -> tuple[str, str]:
         if watch.collection is not UNSET:
-            collection = self._speaking.agent.read.tasks.collections[watch.collection]
+            collection = self._speaking.agent.tasks.collections[watch.collection]
             return collection.path, collection.pattern
         return ("." if watch.path is UNSET else watch.path), watch.pattern
 

@@ -117,7 +117,7 @@ class Up:
                 way: sender
                 for living in self.agents.values()
                 for way, sender in senders_of(
-                    living.name, living.speaking.agent.read.tasks, living.speaking.agent.secrets
+                    living.name, living.speaking.agent.tasks, living.speaking.agent.secrets
                 ).items()
             }
             outbox = Outbox(self._app, senders)
@@ -156,8 +156,8 @@ class Up:
         name = agent.policy.name
         most = await at_most(self._app, agent.policy)
         now, environ = self._app.clock.now(), self._app.environ
-        foreseen = await foresee(self._store, agent.policy, agent.read, folder, environ, now)
-        for sentence in (most, *foreseen.told(), *agent.left_out, *unwritten(agent.read.pacing)):
+        foreseen = await foresee(self._store, agent, folder, environ, now)
+        for sentence in (most, *foreseen.told(), *agent.left_out, *unwritten(agent.pacing)):
             self._tell(name, sentence)
         self.agents[name] = Living(speaking, folder, self._pulse)
         self._triggers[name] = Triggers(speaking, folder, self._tell, self._waits)
@@ -165,9 +165,9 @@ class Up:
 
     async def _demand_autonomy(self, speaking: Speaking, folder: Path) -> None:
         name = speaking.agent.policy.name
-        read = speaking.agent.read
+        agent = speaking.agent
         planned = await self._store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
-        if not read.pacing.autonomy.enabled and not read.tasks.triggers() and not planned:
+        if not agent.pacing.autonomy.enabled and not agent.tasks.triggers() and not planned:
             raise ConfigError(
                 f"{name} does not run by itself: write `autonomy: {{enabled: true}}`, or a schedule, a watch or a "
                 f"webhook, into {folder}/agent.yaml."
@@ -186,7 +186,7 @@ class Up:
         return Hooks({name: living.speaking for name, living in self.agents.items()}, self._triggers)
 
     def _tasks(self) -> Mapping[str, Tasks]:
-        return {name: living.speaking.agent.read.tasks for name, living in self.agents.items()}
+        return {name: living.speaking.agent.tasks for name, living in self.agents.items()}
 
     def _redacted(self, text: str) -> str:
         for living in self.agents.values():

@@ -115,14 +115,11 @@ def _problem(folder: Path, settings: Settings) -> str:
     """Tell what keeps the new agent from working here, such as a fleet that does not allow its model."""
     from halter.config.agent import read_agent
     from halter.config.fleet import Fleet, read_fleet
-    from halter.config.mind import resolve_mind
-    from halter.config.resolve import resolve
+    from halter.config.resolve import resolve_agent
 
     try:
         fleet = Fleet() if settings.fleet is None else read_fleet(settings.fleet)
-        agent = read_agent(folder)
-        resolve(fleet, agent)
-        resolve_mind(fleet, agent, folder)
+        resolve_agent(fleet, read_agent(folder), folder)
     except ConfigError as error:
         return str(error)
     return ""

@@ -1,5 +1,6 @@
 """`halter route`: which way a message would take."""
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,15 +11,11 @@ from halter.cli.answer import answer_json, say
 from halter.cli.command import JsonOption, StoreOption, saying_errors, settings_for, with_app
 from halter.cli.talk import AgentArgument, folder_of
 from halter.core.clock import SystemClock
-from halter.core.ports import Query
-from halter.core.task_rows import TriggerRow
-from halter.guard.approvals import needs_you
 
 if TYPE_CHECKING:
-    from halter.app.unrun import Written
+    from halter.brain.fastpaths import Surroundings
     from halter.brain.route import Routed
-
-Known = tuple[tuple[str, ...], tuple[str, ...]]
+    from halter.core.ports import Store
 
 
 def route(
@@ -42,25 +39,26 @@ def route(
 
 
 def _routed(folder: Path, text: str, store: str | None) -> "tuple[str, Routed]":
+    from halter.app.asking import declares_tools, surroundings_of
     from halter.app.policy import policy_in_force, written_fleet
-    from halter.app.unrun import read_folder, surroundings_of
     from halter.brain.route import route as routed
+    from halter.config.agent import read_agent
     from halter.config.fleet import Fleet
+    from halter.config.resolve import resolve_agent
     from halter.journal.open import is_there
 
     settings = settings_for(store)
     file = written_fleet(settings)
 
-    async def job(app: App) -> "tuple[Written, Known]":
-        written = read_folder(folder, (await policy_in_force(app.store, file)).fleet)
-        name = written.policy.name
-        rows = await app.store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
-        now = app.clock.now()
-        waiting = [one.decision for one in await needs_you(app.store) if one.agent == name and one.expires_at > now]
-        return written, (tuple(row.trigger.partition("/")[2] for row in rows), tuple(waiting))
+    async def names(fleet: Fleet, store: "Store | None", now: int) -> "Surroundings":
+        agent = resolve_agent(fleet, read_agent(folder), folder)
+        return await surroundings_of(agent, store, now, has_tools=declares_tools(agent, folder))
 
-    there = is_there(settings.store)
-    written, known = (
-        with_app(store, job, despite_doubt=True) if there else (read_folder(folder, file or Fleet()), ((), ()))
-    )
-    return written.policy.name, routed(text, surroundings_of(written, SystemClock().now(), *known))
+    async def job(app: App) -> "Surroundings":
+        return await names((await policy_in_force(app.store, file)).fleet, app.store, app.clock.now())
+
+    if is_there(settings.store):
+        known = with_app(store, job, despite_doubt=True)
+    else:
+        known = asyncio.run(names(file or Fleet(), None, SystemClock().now()))
+    return known.agent, routed(text, known)

@@ -241,14 +241,15 @@ async def _costs(app: App, folder: Path, name: str, *, as_json: bool) -> Mapping
     from halter.app.forecasts import foresee
     from halter.app.most import at_most
     from halter.app.policy import policy_in_force, written_fleet
-    from halter.app.unrun import read_folder
+    from halter.config.agent import read_agent
+    from halter.config.resolve import resolve_agent
 
     policy = await policy_in_force(app.store, written_fleet(app.settings))
-    written = read_folder(folder, policy.fleet)
-    if written.policy.name != name:
+    agent = resolve_agent(policy.fleet, read_agent(folder), folder)
+    if agent.policy.name != name:
         return {}
-    found = await foresee(app.store, written.policy, written.read, folder, app.environ, app.clock.now())
-    for sentence in () if as_json else (await at_most(app, written.policy), *found.told()):
+    found = await foresee(app.store, agent, folder, app.environ, app.clock.now())
+    for sentence in () if as_json else (await at_most(app, agent.policy), *found.told()):
         say(sentence, at_once=True)
     return found.amounts()
 

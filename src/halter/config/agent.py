@@ -13,6 +13,7 @@ from halter.core.bounds import Limits
 from halter.core.spec import AgentSpec
 
 AGENT_FILE: Final = "agent.yaml"
+INSTRUCTIONS: Final = "AGENTS.md"
 
 
 class Agent(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from msgspec import UNSET, UnsetType
@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from halter.config.agent import Agent
 from halter.config.fleet import Fleet
 from halter.config.load import KeyPath
-from halter.config.shape import dotted
+from halter.config.shape import dotted, either
 from halter.core.bounds import Limits
 from halter.core.durations import shown_duration
 from halter.core.errors import ConfigError
@@ -30,14 +30,7 @@ from halter.core.spec import (
 from halter.core.text import listed
 from halter.core.tools import LEVELS, Level
 
-T = TypeVar("T")
-
 Show = Callable[[Any], str]
-
-
-def either(word: T | UnsetType, otherwise: T) -> T:
-    """Take what was written, or something else where nothing was."""
-    return otherwise if word is UNSET else word
 
 
 def shown_cap(cap: int | None) -> str:

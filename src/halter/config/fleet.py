@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from halter.config.channels import misled
 from halter.config.load import Document, Places, Wrong, load_file
 from halter.config.shape import dotted, shaped
+from halter.config.tasks import channel_mistakes
 from halter.core.bounds import Limits
 from halter.core.spec import FleetSpec, Policy
 
@@ -42,7 +42,7 @@ def fleet_of(document: Document) -> Fleet:
     for model in spec.models:
         if model.endswith("*"):
             raise document.places.wrong(("models", model), f"`{model}` is not one model; name each with its price.")
-    for path, sentence in (*_misrated(spec), *misled(spec.notify)):
+    for path, sentence in (*_misrated(spec), *channel_mistakes(spec.notify)):
         raise document.places.wrong(path, sentence)
     return Fleet(spec, document.places, document.value)
 

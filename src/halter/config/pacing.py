@@ -1,48 +1,90 @@
-"""How an agent paces itself: what `autonomy`, `hot_state` and `sensors` say, checked, and filled in where it is silent.
+"""What `autonomy`, `hot_state` and `sensors` say: mistakes that can be known before anything runs, and expressions.
 
-Whatever can be known to go wrong is said here, before anything runs: nobody watches a sensor that never fires. What
-depends on the tools that an agent has is checked once they are known.
+An unattended agent's sensor that never fires goes unnoticed, so every mistake is found when the file is read. What
+depends on the agent's tools is checked once they are known.
 """
 
-from collections.abc import Iterator
-from urllib.parse import urlsplit, urlunsplit
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
+from msgspec import UNSET
 
-from halter.config.agent import Agent
-from halter.config.both import Both, either
-from halter.config.conditions import compiled_gate, compiled_signals
-from halter.config.fleet import Fleet
-from halter.config.load import KeyPath, Wrong
-from halter.config.sensors import misread, named_secrets, unlisted
-from halter.config.shape import dotted
+from halter.config.load import KeyPath, Wrong, showable
+from halter.config.playbook import texts
+from halter.config.shape import about, dotted, either
 from halter.core.durations import shown_duration
-from halter.core.pacing import ALWAYS, Autonomy, Gate, HotField, Pacing, Sensor
+from halter.core.errors import ConfigError
+from halter.core.expressions import Expression, compiled
+from halter.core.pacing import (
+    ALWAYS,
+    Autonomy,
+    Gate,
+    HotField,
+    Pacing,
+    Sensor,
+    SensorType,
+    Signal,
+    Source,
+    StreamFormat,
+)
 from halter.core.spec import AgentSpec
 from halter.core.tools import secret_names
 
-HIDDEN = "…"
+GATE_KNOWS: Final[Mapping[str, Any]] = MappingProxyType({"hot": {}, "before": {}, "changed": [], "skips": 0})
+"""What an expression of the gate may ask for."""
+
+Known = tuple[Mapping[str, Any], ...]
+
+_READINGS: Final[tuple[Any, ...]] = ({}, "", [], 0, 0.0, False, "1970-01-01T00:00:00Z", "1s")
+_SIGNAL_KNOWS: Final[Known] = tuple({"value": value, "hot": _READINGS[0]} for value in _READINGS)
+"""What an expression of a signal may ask for, with each thing that a reading may be; most are mappings."""
+_TAKES: Final[Mapping[SensorType, tuple[str, ...]]] = MappingProxyType(
+    {
+        "poll": ("tool", "params", "url", "headers"),
+        "watch": ("path", "pattern"),
+        "stream": ("url", "headers", "format"),
+    }
+)
+"""The keys of a source that mean something to each type of sensor."""
+_NEEDS: Final[Mapping[SensorType, str]] = MappingProxyType(
+    {
+        "poll": "a `tool` or a `url`",
+        "watch": "a `path`, which is a file or a folder",
+        "stream": "a `url` that begins with http://, https://, ws:// or wss://",
+    }
+)
+_SPEAKS: Final[Mapping[str, StreamFormat]] = MappingProxyType(
+    {"http": "sse", "https": "sse", "ws": "websocket", "wss": "websocket"}
+)
+_POLLED: Final = ("interval", "jitter")
+_SCORES: Final = ("expression", "model", "detector")
 
 
-def read_pacing(fleet: Fleet, agent: Agent) -> Pacing:
-    """Put together how an agent paces itself, or raise a ConfigError that says what to change."""
-    spec, places = agent.spec, agent.places
-    for path, sentence in _mistakes(spec):
-        raise places.wrong(path, sentence)
-    both = Both(fleet, agent)
+def pacing_mistakes(spec: AgentSpec) -> Iterator[Wrong]:
+    """List what is wrong with how an agent paces itself."""
+    yield from _of_autonomy(spec.autonomy)
+    for name, field in spec.hot_state.fields.items():
+        yield from _of_field(field, ("hot_state", "fields", name))
+        yield from unlisted(spec, ("hot_state", "fields", name, "refresh_params"), field.refresh_params)
+    fields = all_fields(spec)
     for index, sensor in enumerate(spec.sensors):
-        if sensor.source.url is not UNSET:
-            both.reached(("sensors", index, "source", "url"), sensor.source.url)
-    pacing = Pacing(autonomy=_filled(spec.autonomy, fleet), fields=_fields(spec), sensors=spec.sensors)
-    compiled_gate(pacing, places.at(("autonomy", "gate", "expression")))
-    for index, sensor in enumerate(spec.sensors):
-        compiled_signals(sensor, lambda path, at=index: places.at(("sensors", at, *path)))
-    return pacing
+        path, source = ("sensors", index), sensor.source
+        yield from _of_sensor(sensor, fields, path)
+        yield from unlisted(spec, (*path, "source", "headers"), source.headers)
+        yield from unlisted(spec, (*path, "source", "params"), source.params)
+    yield from _of_names(spec)
+
+
+def all_fields(spec: AgentSpec) -> dict[str, HotField]:
+    """Add the fields that only sensors name to those that are declared."""
+    written = (update.field for sensor in spec.sensors for update in sensor.written())
+    return dict(spec.hot_state.fields) | {name: HotField() for name in written if name not in spec.hot_state.fields}
 
 
 def paced_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
-    """List the models that the gate and the signals of an agent's file name, with the way to each."""
+    """List the models of the gate and of signals, with the way to each."""
     gate = spec.autonomy.gate
     if gate is not UNSET and gate.model is not UNSET:
         yield ("autonomy", "gate", "model"), gate.model
@@ -55,7 +97,7 @@ def paced_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
 
 
 def unwritten(pacing: Pacing) -> tuple[str, ...]:
-    """Say which fields nothing writes. That is no mistake while a file is being made, but it should be seen."""
+    """Say which fields nothing writes: no mistake in an unfinished file, but worth a warning."""
     written = {update.field for sensor in pacing.sensors for update in sensor.written()}
     return tuple(
         f"Nothing writes the field `{name}`, so it will always be shown as not yet loaded: give it a `refresh_tool`, "
@@ -65,108 +107,86 @@ def unwritten(pacing: Pacing) -> tuple[str, ...]:
     )
 
 
-def recorded(pacing: Pacing) -> Pacing:
-    """Take out what may be a key in plain text, so that it can be written down as a part of an agent's definition."""
-    return replace(pacing, sensors=tuple(_without_keys(sensor) for sensor in pacing.sensors))
+def unlisted(spec: AgentSpec, path: KeyPath, value: Any) -> Iterator[Wrong]:
+    """List the secrets that a value names although the agent may not."""
+    for at, text in texts(dict(value), path):
+        for name in sorted(secret_names(text.encode("utf-8", "surrogatepass")) - {*spec.secrets}):
+            yield about(at, f"names the secret `{name}`, which is not among the agent's `secrets`; list it.")
 
 
-def _without_keys(sensor: Sensor) -> Sensor:
-    source = sensor.source
-    headers = {name: references(value) or HIDDEN for name, value in source.headers.items()}
-    return replace(sensor, source=replace(source, headers=headers, url=without_query(source.url)))
+def compiled_gate(pacing: Pacing, place: str = "`autonomy.gate.expression`") -> Expression | None:
+    """Compile the expression of the gate, if it has one; `place` is for the sentence of a ConfigError."""
+    gate = pacing.autonomy.gate
+    if gate is UNSET or not gate.expression:
+        return None
+    return _compiled(gate.expression, (GATE_KNOWS,), place, "the gate")
 
 
-def references(value: str) -> str:
-    """Keep of a text only the secrets that it names."""
-    return " ".join(f"${{secret:{name}}}" for name in sorted(secret_names(value.encode())))
+def compiled_signals(sensor: Sensor, where: Callable[[KeyPath], str] | None = None) -> Mapping[str, Expression]:
+    """Compile the expressions of a sensor's signals, by their names; `where` names the place of a value of it."""
+    return {
+        signal.name: _compiled(
+            signal.expression,
+            _SIGNAL_KNOWS,
+            where(("signals", index, "expression")) if where else f"The sensor {sensor.name}",
+            "a signal",
+        )
+        for index, signal in enumerate(sensor.signals)
+        if signal.expression is not UNSET
+    }
 
 
-def without_query(url: str | UnsetType) -> str | UnsetType:
-    """Keep of an address all but its query, which may hold a key."""
-    if url is UNSET:
-        return url
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(query=HIDDEN)) if parts.query else url
-
-
-def _filled(autonomy: Autonomy, fleet: Fleet) -> Autonomy:
-    """Fill in the fleet's zone, and take the other place for the gate's model for the gate's own."""
-    gate, hours = autonomy.gate, autonomy.active_hours
-    if autonomy.precheck_model is not UNSET:
-        gate = replace(either(gate, Gate()), model=autonomy.precheck_model)
-    if hours is not UNSET:
-        hours = replace(hours, timezone=either(hours.timezone, fleet.spec.zone))
-    return replace(autonomy, gate=gate, active_hours=hours, precheck_model=UNSET)
-
-
-def _fields(spec: AgentSpec) -> dict[str, HotField]:
-    """Add the fields that only sensors name to those that are declared."""
-    written = (update.field for sensor in spec.sensors for update in sensor.written())
-    return dict(spec.hot_state.fields) | {name: HotField() for name in written if name not in spec.hot_state.fields}
-
-
-def _mistakes(spec: AgentSpec) -> Iterator[Wrong]:
-    yield from _of_autonomy(spec.autonomy)
-    for name, field in spec.hot_state.fields.items():
-        yield from _of_field(field, ("hot_state", "fields", name))
-        yield from unlisted(spec, ("hot_state", "fields", name, "refresh_params"), field.refresh_params)
-    fields = _fields(spec)
-    for index, sensor in enumerate(spec.sensors):
-        yield from misread(sensor, fields, ("sensors", index))
-        yield from named_secrets(spec, sensor, ("sensors", index))
-    yield from _of_names(spec)
+def _compiled(text: str, known: Known, place: str, who: str) -> Expression:
+    """Compile an expression that must make sense for one of several values: the reading's type is not known yet."""
+    sentence = ""
+    for knows in known:
+        try:
+            return compiled(text, knows, place, "expression", who)
+        except ConfigError as error:
+            sentence = sentence or showable(str(error))
+    raise ConfigError(sentence)
 
 
 def _of_autonomy(autonomy: Autonomy) -> Iterator[Wrong]:
-    yield from _of_sleep(autonomy)
-    hours = autonomy.active_hours
-    if hours is not UNSET and hours.start == hours.end:
-        sentence = f"`autonomy.active_hours` starts and ends at {hours.start}; let one be another time"
-        yield ("autonomy", "active_hours"), f"{sentence}, or remove it for an agent that may always be awake."
-    yield from _of_gate(autonomy)
-
-
-def _of_sleep(autonomy: Autonomy) -> Iterator[Wrong]:
-    least, most = autonomy.min_sleep, autonomy.max_sleep
+    least, most, hours = autonomy.min_sleep, autonomy.max_sleep, autonomy.active_hours
     path = ("autonomy", "min_sleep")
     if not least:
-        yield path, "`autonomy.min_sleep` is 0, so an agent might never pause; write at least a little, as in 1s."
+        yield about(path, "is 0, so an agent might never pause; write at least a little, as in 1s.")
     if least > most:
         sentence = f"the shortest sleep (`min_sleep`, {shown_duration(least)}) is longer than the longest"
         yield path, f"{sentence} (`max_sleep`, {shown_duration(most)}); change one of them."
-
-
-def _of_gate(autonomy: Autonomy) -> Iterator[Wrong]:
+    if hours is not UNSET and hours.start == hours.end:
+        sentence = f"starts and ends at {hours.start}; let one be another time"
+        yield about(("autonomy", "active_hours"), f"{sentence}, or remove it for an agent that may always be awake.")
     gate, other = either(autonomy.gate, Gate()), autonomy.precheck_model
     if other is not UNSET and gate.model not in (UNSET, other):
-        sentence = f"`autonomy.precheck_model` is `{other}`, but `autonomy.gate.model` is `{gate.model}`"
-        yield ("autonomy", "precheck_model"), f"{sentence}; both are names of one model, so keep one of them."
+        sentence = f"is `{other}`, but `autonomy.gate.model` is `{gate.model}`"
+        yield about(("autonomy", "precheck_model"), f"{sentence}; both are names of one model, so keep one of them.")
     if gate.prompt and gate.model is UNSET and other is UNSET:
-        sentence = "`autonomy.gate.prompt` is for a model, and the gate has none"
-        yield ("autonomy", "gate", "prompt"), f"{sentence}; write `model` beside it, or remove it."
+        sentence = "is for a model, and the gate has none; write `model` beside it, or remove it."
+        yield about(("autonomy", "gate", "prompt"), sentence)
 
 
 def _of_field(field: HotField, path: KeyPath) -> Iterator[Wrong]:
     if field.max_items is not UNSET and field.type != "array":
-        sentence = f"`{dotted((*path, 'max_items'))}` is for an array, but the field's type is {field.type}"
-        yield (*path, "max_items"), f"{sentence}; write `type: array`, or remove it."
+        sentence = f"is for an array, but the field's type is {field.type}; write `type: array`, or remove it."
+        yield about((*path, "max_items"), sentence)
     if field.refresh_tool is UNSET:
         for key in ("auto_refresh", "refresh_params"):
             if getattr(field, key):
-                sentence = f"`{dotted((*path, key))}` needs a `refresh_tool`, which is missing"
-                yield (*path, key), f"{sentence}; write it, or remove `{key}`."
+                sentence = f"needs a `refresh_tool`, which is missing; write it, or remove `{key}`."
+                yield about((*path, key), sentence)
 
 
 def _of_names(spec: AgentSpec) -> Iterator[Wrong]:
     """See that every name by which a sleeper may ask to be woken means one thing."""
-    taken = dict.fromkeys(_fields(spec), "a field")
+    taken = dict.fromkeys(all_fields(spec), "a field")
     for path, name, noun, own in _named(spec):
-        there = dotted(path)
         if name in ALWAYS:
-            yield path, f"`{there}` is `{name}`, which is what always wakes an agent; choose another name."
+            yield about(path, f"is `{name}`, which is what always wakes an agent; choose another name.")
         elif name in taken and not (own and taken[name] == "a field"):
-            shared = f"`{there}` is `{name}`, but {taken[name]} has that name already"
-            yield path, f"{shared}, and an agent is woken by name; choose another one."
+            shared = f"is `{name}`, but {taken[name]} has that name already"
+            yield about(path, f"{shared}, and an agent is woken by name; choose another one.")
         if noun != "a field":
             taken[name] = noun
 
@@ -184,3 +204,102 @@ def _named(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str, bool]]:
     for index, sensor in enumerate(spec.sensors):
         for at, signal in enumerate(sensor.signals):
             yield ("sensors", index, "signals", at, "name"), signal.name, "a signal", False
+
+
+def _of_sensor(sensor: Sensor, fields: Mapping[str, HotField], path: KeyPath) -> Iterator[Wrong]:
+    yield from _of_source(sensor, (*path, "source"))
+    yield from _of_times(sensor, path)
+    yield from _of_updates(sensor, fields, (*path, "updates"))
+    for index, signal in enumerate(sensor.signals):
+        yield from _of_signal(signal, (*path, "signals", index))
+
+
+def _of_source(sensor: Sensor, path: KeyPath) -> Iterator[Wrong]:
+    source, kind, nothing = sensor.source, sensor.type, Source()
+    for key in Source.__struct_fields__:
+        if key not in _TAKES[kind] and getattr(source, key) != getattr(nothing, key):
+            sentence = f"means nothing to a sensor of type {kind}, which needs {_NEEDS[kind]}"
+            yield about((*path, key), f"{sentence}; remove it, or change `type`.")
+    missing = {
+        "poll": source.tool is UNSET and source.url is UNSET,
+        "watch": source.path is UNSET,
+        "stream": source.url is UNSET,
+    }
+    if missing[kind]:
+        yield about(path, f"says not where to read: a sensor of type {kind} needs {_NEEDS[kind]}; write it.")
+    match kind:
+        case "poll":
+            yield from _of_poll(source, path)
+        case "stream":
+            yield from _of_format(source, path)
+        case "watch":
+            pass
+
+
+def _of_poll(source: Source, path: KeyPath) -> Iterator[Wrong]:
+    if source.tool is not UNSET and source.url is not UNSET:
+        yield (*path, "url"), f"`{dotted(path)}` has both a `tool` and a `url`; keep one of them."
+    if source.params and source.tool is UNSET:
+        yield about((*path, "params"), "is for a `tool`; write it into the address after a ?.")
+    if source.headers and source.url is UNSET:
+        yield about((*path, "headers"), "is for a `url`, which is missing; remove it.")
+    if source.url is not UNSET and _SPEAKS[urlsplit(source.url).scheme] == "websocket":
+        sentence = "is a WebSocket, which cannot be polled"
+        yield about((*path, "url"), f"{sentence}; write `type: stream`, or an address with http:// or https://.")
+
+
+def _of_format(source: Source, path: KeyPath) -> Iterator[Wrong]:
+    if source.url is UNSET or source.format is UNSET:
+        return
+    scheme = urlsplit(source.url).scheme
+    if source.format != _SPEAKS[scheme]:
+        sentence = f"is {source.format}, but an address with {scheme}:// speaks {_SPEAKS[scheme]}"
+        yield about((*path, "format"), f"{sentence}; remove it, or change the address.")
+
+
+def _of_times(sensor: Sensor, path: KeyPath) -> Iterator[Wrong]:
+    for key in ("interval", "timeout"):
+        if not getattr(sensor, key):
+            yield about((*path, key), "is 0, which leaves no time for anything; write a duration, as in 5s.")
+    usual = Sensor(name=sensor.name, type=sensor.type, source=sensor.source)
+    for key in () if sensor.type == "poll" else _POLLED:
+        if getattr(sensor, key) != getattr(usual, key):
+            yield about((*path, key), f"is for a sensor of type poll, and this is a {sensor.type}; remove it.")
+
+
+def _of_updates(sensor: Sensor, fields: Mapping[str, HotField], path: KeyPath) -> Iterator[Wrong]:
+    seen: set[str] = set()
+    for index, update in enumerate(sensor.updates):
+        at = (*path, index)
+        if update.append and fields[update.field].type != "array":
+            sentence = f"adds to an array, but the field `{update.field}` is none"
+            remedy = f"under `hot_state.fields`, write {update.field}: {{type: array, max_items: 20}}"
+            yield about((*at, "append"), f"{sentence}; {remedy}.")
+        if update.field in seen and not update.append:
+            yield about((*at, "field"), f"is `{update.field}` again; write each field once.")
+        seen.add(update.field)
+
+
+def _of_signal(signal: Signal, path: KeyPath) -> Iterator[Wrong]:
+    said = [key for key in _SCORES if getattr(signal, key) is not UNSET]
+    there, ways = dotted(path), "an `expression`, a `model` or a `detector`"
+    if not said:
+        yield path, f"`{there}` has nothing that gives a score; write {ways}."
+    for key in said[1:]:
+        yield (*path, key), f"`{there}` has both `{said[0]}` and `{key}`; a score comes from one of them: keep one."
+    if signal.model is not UNSET and not signal.prompt.strip():
+        yield path, f"`{there}` has a `model` but no `prompt`; write what the model is to judge."
+    if signal.model is UNSET and signal.prompt:
+        yield about((*path, "prompt"), "is for a `model`, which is missing; write it.")
+    yield from _of_threshold(signal, (*path, "threshold"))
+
+
+def _of_threshold(signal: Signal, path: KeyPath) -> Iterator[Wrong]:
+    """A threshold that is never reached, or always, is a slip of the pen."""
+    if signal.threshold is UNSET:
+        return
+    if signal.model is not UNSET and not 0 < signal.threshold <= 1:
+        yield about(path, f"is {signal.threshold:g}, but a model scores from 0 to 1; write 0.8, or the like.")
+    if signal.detector is not UNSET and signal.threshold <= 0:
+        sentence = f"is {signal.threshold:g}, which every number reaches"
+        yield about(path, f"{sentence}; write how many deviations are too many, as in 4.")

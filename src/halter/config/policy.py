@@ -13,11 +13,11 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halter.config.both import MOST, UNLIMITED, either, hourly, shown_cap, usual_rule
+from halter.config.both import MOST, UNLIMITED, hourly, shown_cap, usual_rule
 from halter.config.fleet import Fleet, fleet_of
 from halter.config.load import Document, KeyPath, Places
 from halter.config.resolve import AGENT_DAY_CAP, FLEET_DAY_CAP, MAX_STEPS, SESSION_CAP, TIMEOUT
-from halter.config.shape import dotted
+from halter.config.shape import dotted, either
 from halter.core.bounds import FleetLimits, Limits, ModelRate
 from halter.core.durations import shown_duration
 from halter.core.errors import ConfigError

@@ -1,28 +1,45 @@
-"""What the fleet's and the agent's file come to together. An agent can only tighten what the fleet says.
+"""What the fleet's and the agent's file come to together: one resolved agent. It can only tighten what the fleet says.
 
 Where only one file sets a cap, its word counts; where neither does, the default: so an agent may set a cap that is
 higher than the default, but never one that is higher than the fleet's. The mode, and what needs a person, are the
 fleet's also where the fleet's file is silent: its silence means SEMI, and the usual table.
+
+Only `policy` is what decisions of a person hold for: another model, other instructions or tasks leave them as they are.
 """
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, cast
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
-from halter.config.agent import Agent
-from halter.config.both import Both, either, hourly
+from halter.config.agent import INSTRUCTIONS, Agent
+from halter.config.beside import Unreadable, read_beside, text_of
+from halter.config.both import Both, hourly
 from halter.config.fleet import Fleet
-from halter.config.load import KeyPath
-from halter.config.shape import dotted
+from halter.config.load import KeyPath, Places, load_bytes
+from halter.config.pacing import all_fields, compiled_gate, compiled_signals, paced_models, pacing_mistakes
+from halter.config.playbook import read_playbook
+from halter.config.shape import dotted, either
+from halter.config.skills import read_skills
+from halter.config.tasks import CHANNELS, task_mistakes
+from halter.config.usual import NOBODY, USUAL
 from halter.core.bounds import Limits
+from halter.core.clock import MINUTE
+from halter.core.errors import ConfigError
 from halter.core.limits import Cap, Caps
+from halter.core.mind import REFLEX, SCRIPTED, Mind, Provider, WireFormat
 from halter.core.money import DOLLAR
-from halter.core.spec import FleetSpec, Phase, Resolved, Walk
-from halter.core.tasks import VERBS
-from halter.core.text import nearest
-from halter.core.tools import ToolSpec
-from halter.core.usage import FREE, Price
+from halter.core.pacing import Autonomy, Gate, Pacing
+from halter.core.playbook import Playbook
+from halter.core.rates import Rate
+from halter.core.spec import AgentSpec, FleetSpec, Phase, ProviderSpec, Resolved, Walk, covered
+from halter.core.tasks import VERBS, Anonymize, Channel, Notify, Schedule, Skill, Tasks, Verbs
+from halter.core.text import listed, nearest, shorten, told
+from halter.core.tools import ToolSpec, secret_names
+from halter.core.usage import FREE, ModelName, Price
 
 SESSION_CAP: Final = 1 * DOLLAR
 AGENT_DAY_CAP: Final = 5 * DOLLAR
@@ -42,6 +59,79 @@ REVIEW: Final = (
     Phase("delivery", ("notify",)),
 )
 """The walk that is written `phases: review`."""
+
+IN_APP: Final = Channel(name="in_app", type="in_app")
+"""The channel of an agent whose files name none."""
+
+_HERE: Final = frozenset((SCRIPTED, REFLEX))
+_OF_LIMITS: Final = (
+    "max_output_tokens",
+    "max_retries",
+    "context_window",
+    "context_strategy",
+    "streaming",
+    "max_tokens_recoveries",
+    "max_repeated_tool_steps",
+)
+
+Where = Callable[[KeyPath], str]
+"""Names the file and the line in which a value stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedAgent:
+    """All that the files of an agent and of its fleet say, checked, with every default filled in.
+
+    `place` is the agent's folder; an agent of a program has none. `script_at` and `reflex_at` name where replies and
+    rules stand, for sentences about them.
+    """
+
+    policy: Resolved
+    mind: Mind
+    pacing: Pacing = field(default_factory=Pacing)
+    tasks: Tasks = field(default_factory=Tasks)
+    skills: Mapping[str, Skill] = field(default_factory=dict[str, Skill])
+    playbooks: Mapping[str, Playbook] = field(default_factory=dict[str, Playbook])
+    place: Path | None = None
+    script_at: Where = lambda _: "the agent"
+    reflex_at: Where = lambda _: "the agent"
+
+    def models(self) -> Iterator[str]:
+        """List all models that the agent may ask."""
+        mind = self.mind
+        yield from (name for name in (mind.model, *mind.fallback_models, *mind.model_for.values()) if name)
+        yield from self.pacing.models()
+        yield from self.tasks.review.judges
+
+    def parts(self) -> dict[str, Any]:
+        """Name the fields, for a value that adds to them."""
+        return {each.name: getattr(self, each.name) for each in fields(ResolvedAgent)}
+
+
+def resolve_agent(fleet: Fleet, agent: Agent, folder: Path | None) -> ResolvedAgent:
+    """Put both files and those beside the agent's together, or raise a ConfigError that says what to change.
+
+    An agent of a program has no folder: it has no `AGENTS.md`, and the files that it names are those here.
+    """
+    both, here = Both(fleet, agent), folder or Path()
+    policy = resolve(fleet, agent)
+    providers = _providers(both)
+    _check_models(both, providers)
+    script, script_at = _script(agent, here)
+    reflex, reflex_at = _reflex(agent, here)
+    mind = _mind(both, providers, _instructions(agent.spec, folder))
+    pacing, tasks = _pacing(both), _tasks(both, folder)
+    return ResolvedAgent(
+        policy=policy,
+        mind=replace(mind, script=script, reflex=reflex),
+        pacing=pacing,
+        tasks=tasks,
+        skills={} if folder is None else read_skills(folder),
+        playbooks={} if folder is None else _playbooks(folder, tasks),
+        place=folder,
+        script_at=script_at,
+        reflex_at=reflex_at,
+    )
 
 
 def resolve(fleet: Fleet, agent: Agent) -> Resolved:
@@ -146,3 +236,304 @@ def walk(phases: "Walk | UnsetType") -> tuple[Phase, ...]:
 
 def _price(price: "Price | str") -> Price:
     return FREE if isinstance(price, str) else price
+
+
+def _mind(both: Both, providers: Mapping[str, Provider], instructions: str) -> Mind:
+    spec, limits = both.agent.spec, both.limits()
+    _check_output(both, limits)
+    return Mind(
+        model=either(spec.model, ""),
+        fallback_models=spec.fallback_models,
+        model_for=dict(spec.model_for),
+        providers=providers,
+        instructions=instructions,
+        tool_calls=spec.tool_calls,
+        temperature=either(spec.temperature, None),
+        rates=rates_of(both.fleet),
+        **{key: word for key in _OF_LIMITS if (word := getattr(limits, key)) is not UNSET},
+    )
+
+
+def _playbooks(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:
+    """Read the playbooks of an agent: those in their own folder, and those that a trigger names."""
+    files = [*sorted((folder / "playbooks").glob("*.yaml"))]
+    files += [folder / each.playbook for each in tasks.triggers() if each.playbook is not UNSET]
+    found: dict[str, Path] = {}
+    for file in dict.fromkeys(files):
+        other = found.setdefault(file.stem, file)
+        if other != file:
+            raise ConfigError(f"{file} and {other} are two playbooks called {file.stem}: rename one of them.")
+    return {name: read_playbook(file, str(file.relative_to(folder))) for name, file in found.items()}
+
+
+def rates_of(fleet: Fleet) -> dict[str, Rate]:
+    """Tell how fast models may be asked: that is the fleet's word alone, as it is shared by all agents."""
+    return {
+        name: Rate(either(said.requests_per_minute, None), either(said.tokens_per_minute, None))
+        for name, said in fleet.spec.rates.items()
+    }
+
+
+def _check_output(both: Both, limits: Limits) -> None:
+    """Refuse lengths that leave no room for an answer."""
+    most = either(limits.max_output_tokens, Mind().max_output_tokens)
+    least = either(limits.min_output_tokens, MIN_OUTPUT_TOKENS)
+    window = either(limits.context_window, 0)
+    if most < least:
+        sentence = f"no answer can be both: at most {most} tokens (`max_output_tokens`) and at least {least}"
+        raise _said(both, "max_output_tokens", f"{sentence} (`min_output_tokens`); change one of them.")
+    if window and window <= most:
+        sentence = f"a window of {window} tokens has no room beside an answer of up to {most}"
+        raise _said(both, "context_window", f"{sentence}; raise it, or lower `max_output_tokens`.")
+
+
+def _said(both: Both, key: str, sentence: str) -> ConfigError:
+    """Speak of a limit where it was written: by the agent, or else by the fleet."""
+    if ("limits", key) in both.agent.places.lines:
+        return both.agent.places.wrong(("limits", key), sentence)
+    if ("agents", "limits", key) in both.fleet.places.lines:
+        return both.fleet.places.wrong(("agents", "limits", key), sentence)
+    return both.agent.places.wrong(("limits",), sentence)
+
+
+def _providers(both: Both) -> dict[str, Provider]:
+    """Put the providers of both files together: an agent may add its own, and lead no known one elsewhere."""
+    ours, theirs = both.fleet.spec.providers, both.agent.spec.providers
+    for name, spec in theirs.items():
+        _check_provider(both, name, spec)
+    found: dict[str, Provider] = {}
+    for name in (*ours, *(name for name in theirs if name not in ours)):
+        file = both.agent if name in theirs else both.fleet
+        said = (theirs.get(name, ProviderSpec()), ours.get(name, ProviderSpec()))
+        found[name] = _provider(name, said, file.places)
+    return found
+
+
+def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: Places) -> Provider:
+    """Take of each key the agent's word, else the fleet's, else what is usual."""
+    path: KeyPath = ("providers", name)
+    if name in _HERE:
+        raise places.wrong(path, f"`{name}` is no provider that could be reached elsewhere; remove it.")
+    theirs, ours = said
+    usual = USUAL.get(name, NOBODY)
+    base_url = either(theirs.base_url, either(ours.base_url, usual.base_url))
+    if not base_url:
+        sentence = f"`base_url` is missing from `{dotted(path)}`, whose address nobody knows; write it"
+        raise places.wrong(path, f"{sentence}, as in http://localhost:8000/v1.")
+    wire: WireFormat = either(theirs.wire, either(ours.wire, usual.wire))
+    key, bills = either(theirs.api_key, either(ours.api_key, "")), either(theirs.bills_errors, ours.bills_errors)
+    return Provider(wire=wire, base_url=base_url, api_key=key, bills_errors=bills is True)
+
+
+def _check_provider(both: Both, name: str, asked: ProviderSpec) -> None:
+    """Refuse an address, a key or a price of errors that the fleet does not leave to its agents."""
+    fleet, path = both.fleet.spec, ("providers", name)
+    if asked.bills_errors is False and fleet.providers.get(name, ProviderSpec()).bills_errors is True:
+        raise both.looser((*path, "bills_errors"), "false", (*path, "bills_errors"), "true")
+    if asked.base_url is not UNSET:
+        _check_address(both, name, asked.base_url)
+    if asked.api_key is not UNSET and fleet.allowed_secrets is not UNSET:
+        for secret in secret_names(asked.api_key.encode()):
+            if not covered(secret, fleet.allowed_secrets):
+                allowed = listed(fleet.allowed_secrets) or "nothing"
+                raise both.looser((*path, "api_key"), f"`{secret}`", ("allowed_secrets",), allowed)
+
+
+def _check_address(both: Both, name: str, base_url: str) -> None:
+    fleet, path = both.fleet.spec, ("providers", name, "base_url")
+    if name in fleet.providers:
+        there = either(fleet.providers[name].base_url, USUAL.get(name, NOBODY).base_url)
+        if there != base_url:
+            raise both.looser(path, f"`{base_url}`", ("providers", name), f"`{there}`")
+    both.reached(path, base_url)
+
+
+def _named_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
+    """List all models that an agent's file names, with the way to each."""
+    if spec.model is not UNSET:
+        yield ("model",), spec.model
+    yield from ((("fallback_models", index), model) for index, model in enumerate(spec.fallback_models))
+    yield from ((("model_for", purpose), model) for purpose, model in spec.model_for.items())
+    yield from paced_models(spec)
+    yield from ((("review", "judges", index), model) for index, model in enumerate(spec.review.judges))
+
+
+def _check_models(both: Both, providers: Mapping[str, Provider]) -> None:
+    spec, places = both.agent.spec, both.agent.places
+    if spec.fallback_models and spec.model is UNSET:
+        raise places.wrong(
+            ("fallback_models",), "`fallback_models` stand in for a `model`, which is missing; write it."
+        )
+    known = sorted({*USUAL, *_HERE, *providers})
+    for path, model in _named_models(spec):
+        provider = ModelName.parse(model).provider
+        if provider not in known:
+            hint = nearest(provider, known, "the known ones")
+            sentence = f"`{dotted(path)}` is of a provider `{provider}` that nobody knows: write it under `providers`"
+            raise places.wrong(path, f"{sentence}; {hint}")
+        _check_allowed(both, path, model)
+
+
+def _check_allowed(both: Both, path: KeyPath, model: str) -> None:
+    allowed = both.models()
+    if allowed is None or covered(model, allowed):
+        return
+    if both.agent.spec.allowed_models is UNSET:
+        raise both.looser(path, f"`{model}`", ("allowed_models",), listed(allowed) or "nothing")
+    there = both.agent.places.at(("allowed_models",))
+    sentence = f"`{dotted(path)}` is `{model}`, which is not among the `allowed_models` of {there}"
+    raise both.agent.places.wrong(path, f"{sentence}; add it there, or name another model.")
+
+
+def _instructions(spec: AgentSpec, folder: Path | None) -> str:
+    """Put what the agent's file says before what stands in `AGENTS.md`."""
+    if folder is None:
+        return spec.instructions.strip()
+    try:
+        data = read_beside(folder, INSTRUCTIONS)
+        text = "" if data is None else text_of(data)
+    except Unreadable as why:
+        raise ConfigError(f"{folder / INSTRUCTIONS} {why}.") from None
+    return "\n\n".join(part for part in (spec.instructions.strip(), text.strip()) if part)
+
+
+def _script(agent: Agent, folder: Path) -> tuple[tuple[Any, ...], Where]:
+    """Read the replies of a model that is scripted."""
+    name = agent.spec.script
+    if name is UNSET:
+        _demand_none(agent, SCRIPTED, "script", "write `script:` with the name of a file of replies")
+        return (), agent.places.at
+    return _list_in(agent, folder, "script", name)
+
+
+def _reflex(agent: Agent, folder: Path) -> tuple[tuple[Any, ...], Where]:
+    """Read the rules of a model that works by rules, from the agent's file or from one of their own."""
+    rules = agent.spec.reflex
+    if rules is UNSET:
+        _demand_none(agent, REFLEX, "reflex", "write `reflex:` with a list of rules, or with the name of their file")
+        return (), agent.places.at
+    if isinstance(rules, str):
+        return _list_in(agent, folder, "reflex", rules)
+    if not rules:
+        raise agent.places.wrong(("reflex",), "`reflex` has no rules; write at least one.")
+    return rules, lambda path: agent.places.at(("reflex", *path))
+
+
+def _demand_none(agent: Agent, provider: str, key: str, remedy: str) -> None:
+    """Refuse a model that would have nothing to say."""
+    for path, model in _named_models(agent.spec):
+        if ModelName.parse(model).provider == provider:
+            sentence = f"`{dotted(path)}` is `{provider}`, but there is no `{key}`"
+            raise agent.places.wrong(path, f"{sentence}; {remedy}.")
+
+
+def _list_in(agent: Agent, folder: Path, key: str, name: str) -> tuple[tuple[Any, ...], Where]:
+    """Read a YAML file that holds a list."""
+    try:
+        data = read_beside(folder, name)
+    except Unreadable as why:
+        raise _unusable(agent, key, name, str(why)) from None
+    if data is None:
+        raise _unusable(agent, key, name, "is missing")
+    document = load_bytes(data, str(folder / name))
+    items: Any = document.value
+    if not isinstance(items, list) or not items:
+        what = "a list of replies" if key == "script" else "a list of rules"
+        raise document.places.wrong((), f"this must be {what}, but it is {told(items or None)}.")
+    return tuple(cast("list[Any]", items)), document.places.at
+
+
+def _unusable(agent: Agent, key: str, name: str, why: str) -> ConfigError:
+    sentence = f"`{key}` names `{shorten(name)}`, which {why}; name a file in the agent's folder."
+    return agent.places.wrong((key,), sentence)
+
+
+def _pacing(both: Both) -> Pacing:
+    spec, places = both.agent.spec, both.agent.places
+    for path, sentence in pacing_mistakes(spec):
+        raise places.wrong(path, sentence)
+    for index, sensor in enumerate(spec.sensors):
+        if sensor.source.url is not UNSET:
+            both.reached(("sensors", index, "source", "url"), sensor.source.url)
+    pacing = Pacing(
+        autonomy=_autonomy(spec.autonomy, both.fleet.spec.zone), fields=all_fields(spec), sensors=spec.sensors
+    )
+    compiled_gate(pacing, places.at(("autonomy", "gate", "expression")))
+    for index, sensor in enumerate(spec.sensors):
+        compiled_signals(sensor, lambda path, at=index: places.at(("sensors", at, *path)))
+    return pacing
+
+
+def _autonomy(autonomy: Autonomy, zone: str) -> Autonomy:
+    """Fill in the fleet's zone, and take the other place for the gate's model for the gate's own."""
+    gate, hours = autonomy.gate, autonomy.active_hours
+    if autonomy.precheck_model is not UNSET:
+        gate = replace(either(gate, Gate()), model=autonomy.precheck_model)
+    if hours is not UNSET:
+        hours = replace(hours, timezone=either(hours.timezone, zone))
+    return replace(autonomy, gate=gate, active_hours=hours, precheck_model=UNSET)
+
+
+def _tasks(both: Both, folder: Path | None) -> Tasks:
+    spec, zone = both.agent.spec, both.fleet.spec.zone
+    for path, sentence in task_mistakes(spec, folder, zone):
+        raise both.agent.places.wrong(path, sentence)
+    _check_reached(both)
+    return Tasks(
+        schedules=tuple(_schedule(schedule, zone) for schedule in spec.schedules),
+        watches=spec.watches,
+        webhooks=spec.webhooks,
+        collections=dict(spec.collections),
+        review=spec.review,
+        notify=_notify(both.fleet, both.agent),
+        anonymize=_hidden(spec),
+        verbs=_verbs(spec),
+        idle_halt=round(spec.idle_halt_minutes * MINUTE),
+        concurrency=either(spec.concurrency, None),
+    )
+
+
+def _check_reached(both: Both) -> None:
+    """See that the fleet allows the hosts that an agent's own channels lead to."""
+    for index, channel in enumerate(both.agent.spec.notify.channels):
+        if channel.url is not UNSET:
+            both.reached((*CHANNELS, index, "url"), channel.url)
+        if channel.host is not UNSET:
+            both.reached((*CHANNELS, index, "host"), f"smtp://{channel.host}")
+
+
+def _schedule(schedule: Schedule, zone: str) -> Schedule:
+    """Fill in whose clock it is."""
+    zone, hours = either(schedule.timezone, zone), schedule.active_hours
+    if hours is not UNSET:
+        hours = replace(hours, timezone=either(hours.timezone, zone))
+    return replace(schedule, timezone=zone, active_hours=hours)
+
+
+def _notify(fleet: Fleet, agent: Agent) -> Notify:
+    """Put the channels of both files together; what is told of is the agent's word, if it has one."""
+    ours, theirs, usual = fleet.spec.notify, agent.spec.notify, Notify()
+    taken = {channel.name for channel in ours.channels}
+    for index, channel in enumerate(theirs.channels):
+        if channel.name in taken:
+            path = (*CHANNELS, index, "name")
+            sentence = f"`{dotted(path)}` is `{channel.name}`, as that of a channel in {fleet.places.at(CHANNELS)}"
+            raise agent.places.wrong(path, f"{sentence}, which every agent has; choose another name.")
+    says = ("notify", "on") in agent.places.lines or theirs.on != usual.on
+    return Notify(channels=(*ours.channels, *theirs.channels) or (IN_APP,), on=theirs.on if says else ours.on)
+
+
+def _hidden(spec: AgentSpec) -> tuple[str, ...] | None:
+    said = spec.anonymize
+    if isinstance(said, bool):
+        return () if said else None
+    said = either(said, Anonymize())
+    return said.names if either(said.enabled, spec.phases == "review") else None
+
+
+def _verbs(spec: AgentSpec) -> Verbs:
+    """Take the verbs that are named, those that a phase grants, and that to read documents where there are any."""
+    found = {*spec.verbs, *(name for phase in walk(spec.phases) for name in phase.grants or ())}
+    if spec.collections or spec.watches:
+        found.add("retrieve_chunks")
+    return tuple(verb for verb in VERBS if verb in found)

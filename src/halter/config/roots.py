@@ -6,13 +6,12 @@ from typing import Final
 
 from msgspec import UNSET
 
-from halter.config.agent import AGENT_FILE, Agent, read_agent
+from halter.config.agent import AGENT_FILE, INSTRUCTIONS, Agent, read_agent
 from halter.config.load import KeyPath
 from halter.config.mcp import MCP_FILE
-from halter.config.mind import INSTRUCTIONS
 from halter.config.shape import dotted
 from halter.config.starter import TOOLS_FILE
-from halter.config.triggers import located, triggers
+from halter.config.tasks import located, triggers
 from halter.core.errors import ConfigError
 from halter.core.protected import Protected, ProtectedPaths, Writable
 from halter.core.spec import AgentSpec

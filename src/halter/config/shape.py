@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar, cast
 
-from msgspec import inspect
+from msgspec import UNSET, UnsetType, inspect
 
-from halter.config.load import Document, KeyPath, Places
+from halter.config.load import Document, KeyPath, Places, Wrong
 from halter.config.words import LARGEST, WORDS, Unfit
 from halter.core.text import nearest, told
 
@@ -43,6 +43,16 @@ def dotted(path: KeyPath) -> str:
     """Write a path as people read it: `policy.tools.shell.rate`, `allowed_hosts[2]`."""
     words = "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step}" for step in path)
     return words.removeprefix(".")
+
+
+def about(path: KeyPath, sentence: str) -> Wrong:
+    """Begin a sentence with the key that it is about."""
+    return path, f"`{dotted(path)}` {sentence}"
+
+
+def either(word: T | UnsetType, otherwise: T) -> T:
+    """Take what was written, or something else where nothing was."""
+    return otherwise if word is UNSET else word
 
 
 class _Reader:

@@ -5,8 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from halter.config.agent import AGENT_FILE
-from halter.config.mind import INSTRUCTIONS
+from halter.config.agent import AGENT_FILE, INSTRUCTIONS
 from halter.config.usual import NOBODY, USUAL
 from halter.core.mind import REFLEX, SCRIPTED
 from halter.core.usage import ModelName

@@ -1,134 +1,282 @@
-"""What starts an agent's sessions, what they read and whom they tell: checked, and filled in where a file is silent.
+"""What `schedules`, `watches`, `webhooks`, `collections` and `notify` say: mistakes that can be known beforehand.
 
-Whatever can be known to go wrong is said here, before anything runs: nobody watches a schedule that never fires.
+An unattended agent's schedule that never fires goes unnoticed, so every mistake is found when the file is read.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
+from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import UNSET
-from msgspec.structs import replace
 
-from halter.config.agent import Agent
-from halter.config.both import Both, either
-from halter.config.channels import CHANNELS, misled
-from halter.config.fleet import Fleet
+from halter.config.beside import Unreadable, read_beside
 from halter.config.load import KeyPath, Wrong
-from halter.config.pacing import HIDDEN, references, without_query
-from halter.config.resolve import walk
-from halter.config.sensors import unlisted
-from halter.config.shape import dotted
-from halter.config.triggers import misplaced, mistimed, unmatched
+from halter.config.pacing import unlisted
+from halter.config.shape import about, dotted, either
 from halter.core.clock import MINUTE
+from halter.core.durations import shown_duration
 from halter.core.spec import AgentSpec
-from halter.core.tasks import VERBS, Anonymize, Channel, Notify, Schedule, Tasks, Verbs
+from halter.core.tasks import Anonymize, AnyTrigger, Channel, ChannelType, Notify, Schedule, Watch
+from halter.core.text import listed, nearest, shorten
 
-IN_APP: Final = Channel(name="in_app", type="in_app")
-"""Where an agent tells what it has to say if nobody named another way."""
-
-
-def read_tasks(fleet: Fleet, agent: Agent, folder: Path | None) -> Tasks:
-    """Put together an agent's tasks, or raise a ConfigError that says what to change.
-
-    An agent of a program has no folder: what it names is looked for here.
-    """
-    spec, zone = agent.spec, fleet.spec.zone
-    for path, sentence in _mistakes(spec, folder, zone):
-        raise agent.places.wrong(path, sentence)
-    _check_reached(Both(fleet, agent))
-    return Tasks(
-        schedules=tuple(_placed(schedule, zone) for schedule in spec.schedules),
-        watches=spec.watches,
-        webhooks=spec.webhooks,
-        collections=dict(spec.collections),
-        review=spec.review,
-        notify=_notify(fleet, agent),
-        anonymize=_hidden(spec),
-        verbs=_verbs(spec),
-        idle_halt=round(spec.idle_halt_minutes * MINUTE),
-        concurrency=either(spec.concurrency, None),
-    )
+_TIMES: Final = ("cron", "every", "at")
+_CAPS: Final = ("max_cost_usd", "max_cost_usd_per_hour", "max_cost_usd_per_day")
+_KINDS: Final = ("schedules", "watches", "webhooks")
+_TAKES: Final[Mapping[ChannelType, tuple[str, ...]]] = MappingProxyType(
+    {
+        "in_app": (),
+        "email": ("to", "sender", "host", "port", "security", "username", "password"),
+        "webhook": ("url", "headers"),
+        "apprise": ("service",),
+    }
+)
+"""The keys of a channel that mean something to each type."""
+_NEEDS: Final[Mapping[ChannelType, tuple[str, ...]]] = MappingProxyType(
+    {"in_app": (), "email": ("to", "sender", "host"), "webhook": ("url",), "apprise": ("service",)}
+)
+_COMMON: Final = ("name", "type")
+_MAIL: Final = re.compile(r"[^\s@,;<>\"]+@[^\s@,;<>\"]+")
+CHANNELS: Final[KeyPath] = ("notify", "channels")
 
 
-def recorded_tasks(tasks: Tasks) -> Tasks:
-    """Take out what may be a key, or somebody's name, so that it can be written down as a part of a definition."""
-    channels = tuple(_without_keys(channel) for channel in tasks.notify.channels)
-    hidden = None if tasks.anonymize is None else (HIDDEN,) * len(tasks.anonymize)
-    return msgspec.structs.replace(tasks, notify=replace(tasks.notify, channels=channels), anonymize=hidden)
+def triggers(spec: AgentSpec) -> Iterator[tuple[KeyPath, AnyTrigger]]:
+    """List all that starts sessions, with the way to each."""
+    for kind in _KINDS:
+        yield from (((kind, index), trigger) for index, trigger in enumerate(getattr(spec, kind)))
 
 
-def _without_keys(channel: Channel) -> Channel:
-    headers = {name: references(value) or HIDDEN for name, value in channel.headers.items()}
-    return replace(channel, headers=headers, url=without_query(channel.url))
-
-
-def judging_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
-    """List the models that look at findings, with the way to each."""
-    yield from ((("review", "judges", index), model) for index, model in enumerate(spec.review.judges))
-
-
-def _mistakes(spec: AgentSpec, folder: Path | None, zone: str) -> Iterator[Wrong]:
+def task_mistakes(spec: AgentSpec, folder: Path | None, zone: str) -> Iterator[Wrong]:
+    """List what is wrong with an agent's tasks. Files are looked for beside the agent's, if it has any."""
     for name, collection in spec.collections.items():
-        yield from misplaced(collection.path, folder, ("collections", name, "path"))
-        yield from unmatched(collection.pattern, ("collections", name, "pattern"))
-    yield from mistimed(spec, folder, zone)
-    yield from misled(spec.notify)
+        yield from _misplaced(collection.path, folder, ("collections", name, "path"))
+        yield from _unmatched(collection.pattern, ("collections", name, "pattern"))
+    yield from _of_triggers(spec, folder, zone)
+    yield from channel_mistakes(spec.notify)
     for index, channel in enumerate(spec.notify.channels):
         named = {key: word for key in ("password", "service") if (word := getattr(channel, key)) is not UNSET}
         yield from unlisted(spec, (*CHANNELS, index), {**named, "headers": dict(channel.headers)})
-    yield from _of_names(spec)
-
-
-def _of_names(spec: AgentSpec) -> Iterator[Wrong]:
     said = spec.anonymize
     if isinstance(said, Anonymize) and said.names and said.enabled is UNSET and spec.phases != "review":
-        path = ("anonymize", "names")
-        yield path, f"`{dotted(path)}` hides nothing while nothing is hidden; write `enabled: true` beside it."
+        sentence = "hides nothing while nothing is hidden; write `enabled: true` beside it."
+        yield about(("anonymize", "names"), sentence)
 
 
-def _check_reached(both: Both) -> None:
-    """See that the fleet allows the hosts that an agent's own channels lead to."""
-    for index, channel in enumerate(both.agent.spec.notify.channels):
-        if channel.url is not UNSET:
-            both.reached((*CHANNELS, index, "url"), channel.url)
-        if channel.host is not UNSET:
-            both.reached((*CHANNELS, index, "host"), f"smtp://{channel.host}")
+def _of_triggers(spec: AgentSpec, folder: Path | None, zone: str) -> Iterator[Wrong]:
+    seen: dict[str, KeyPath] = {}
+    for path, trigger in triggers(spec):
+        yield from _of_trigger(trigger, spec, folder, path)
+        match trigger:
+            case Schedule():
+                yield from _of_schedule(trigger, path, zone)
+            case Watch():
+                yield from _of_watch(trigger, spec, folder, path)
+            case _:
+                yield from unlisted(spec, path, {"token": trigger.token})
+        if trigger.name in seen:
+            sentence = f"is `{trigger.name}`, as that of `{dotted(seen[trigger.name])}`"
+            yield about((*path, "name"), f"{sentence}; choose another name.")
+        seen.setdefault(trigger.name, path)
 
 
-def _placed(schedule: Schedule, zone: str) -> Schedule:
-    """Fill in whose clock it is."""
-    zone, hours = either(schedule.timezone, zone), schedule.active_hours
-    if hours is not UNSET:
-        hours = replace(hours, timezone=either(hours.timezone, zone))
-    return replace(schedule, timezone=zone, active_hours=hours)
+def _of_trigger(trigger: AnyTrigger, spec: AgentSpec, folder: Path | None, path: KeyPath) -> Iterator[Wrong]:
+    there, plays = dotted(path), trigger.playbook is not UNSET
+    if not trigger.prompt.strip() and not plays:
+        yield path, f"`{there}` starts sessions that have nothing to do; write a `prompt`, or name a `playbook`."
+    if trigger.prompt and plays:
+        yield (*path, "playbook"), f"`{there}` has both a `prompt` and a `playbook`; keep one of them."
+    if trigger.inputs and not plays:
+        yield about((*path, "inputs"), "is for a `playbook`, which is missing; name it.")
+    yield from unlisted(spec, (*path, "inputs"), trigger.inputs)
+    for key in _CAPS:
+        if getattr(trigger, key) == 0:
+            sentence = "is 0, so nothing could ever run"
+            yield about((*path, key), f"{sentence}; write a number of dollars, or `none` for no cap of its own.")
+    for index, name in enumerate(trigger.collections):
+        yield from _undeclared(name, spec, (*path, "collections", index))
+    if trigger.playbook is not UNSET and folder is not None:
+        yield from _unreadable(folder, trigger.playbook, (*path, "playbook"))
 
 
-def _notify(fleet: Fleet, agent: Agent) -> Notify:
-    """Put the channels of both files together; what is told of is the agent's word, if it has one."""
-    ours, theirs, usual = fleet.spec.notify, agent.spec.notify, Notify()
-    taken = {channel.name for channel in ours.channels}
-    for index, channel in enumerate(theirs.channels):
-        if channel.name in taken:
-            path = (*CHANNELS, index, "name")
-            sentence = f"`{dotted(path)}` is `{channel.name}`, as that of a channel in {fleet.places.at(CHANNELS)}"
-            raise agent.places.wrong(path, f"{sentence}, which every agent has; choose another name.")
-    says = ("notify", "on") in agent.places.lines or theirs.on != usual.on
-    return Notify(channels=(*ours.channels, *theirs.channels) or (IN_APP,), on=theirs.on if says else ours.on)
+def _undeclared(name: str, spec: AgentSpec, path: KeyPath) -> Iterator[Wrong]:
+    if name not in spec.collections:
+        hint = nearest(name, list(spec.collections), "the `collections` of this file")
+        yield about(path, f"is `{name}`, which is no collection; {hint}")
 
 
-def _hidden(spec: AgentSpec) -> tuple[str, ...] | None:
-    said = spec.anonymize
-    if isinstance(said, bool):
-        return () if said else None
-    said = either(said, Anonymize())
-    return said.names if either(said.enabled, spec.phases == "review") else None
+def _unreadable(folder: Path, name: str, path: KeyPath) -> Iterator[Wrong]:
+    why = "is missing"
+    try:
+        if read_beside(folder, name) is not None:
+            return
+    except Unreadable as unreadable:
+        why = str(unreadable)
+    yield about(path, f"names `{shorten(name)}`, which {why}; name a file in the agent's folder.")
 
 
-def _verbs(spec: AgentSpec) -> Verbs:
-    """Take the verbs that are named, those that a phase grants, and that to read documents where there are any."""
-    found = {*spec.verbs, *(name for phase in walk(spec.phases) for name in phase.grants or ())}
-    if spec.collections or spec.watches:
-        found.add("retrieve_chunks")
-    return tuple(verb for verb in VERBS if verb in found)
+def _of_schedule(schedule: Schedule, path: KeyPath, zone: str) -> Iterator[Wrong]:
+    there, said = dotted(path), [key for key in _TIMES if getattr(schedule, key) is not UNSET]
+    if not said:
+        yield path, f"`{there}` says not when; write `cron`, `every` or `at`."
+    for key in said[1:]:
+        yield (*path, key), f"`{there}` has both `{said[0]}` and `{key}`; one of them says when: keep one."
+    hours = schedule.active_hours
+    if hours is not UNSET and hours.start == hours.end:
+        sentence = f"starts and ends at {hours.start}; let one be another time"
+        yield about((*path, "active_hours"), f"{sentence}, or remove it for a schedule that may always run.")
+    yield from _of_pauses(schedule, path)
+    yield from _of_moments(schedule, path, either(schedule.timezone, zone))
+
+
+def _of_pauses(schedule: Schedule, path: KeyPath) -> Iterator[Wrong]:
+    least, every = schedule.min_interval, schedule.every
+    if least < MINUTE:
+        sentence = f"is {shown_duration(least) if least else '0'}"
+        yield about((*path, "min_interval"), f"{sentence}, and a minute is the least; write 1m or more.")
+    if every is UNSET:
+        return
+    if every < least:
+        sentence = f"is {shown_duration(every) if every else '0'}, which is shorter"
+        yield about(
+            (*path, "every"), f"{sentence} than its `min_interval`, {shown_duration(least)}; write that or more."
+        )
+    elif schedule.jitter >= every:
+        sentence = f"is {shown_duration(schedule.jitter)}, as long as its `every`"
+        yield about((*path, "jitter"), f"{sentence} or longer, so that runs would meet; write less.")
+
+
+def _of_moments(schedule: Schedule, path: KeyPath, zone: str) -> Iterator[Wrong]:
+    """See that the times can come at all."""
+    if schedule.at is UNSET and schedule.cron is UNSET:
+        return
+    from halter.core.schedules import Timing, flaw, parse_at
+
+    if schedule.at is not UNSET:
+        moment = parse_at(schedule.at, zone)
+        if isinstance(moment, str):
+            yield about((*path, "at"), f"cannot be used. {moment}")
+    if schedule.cron is not UNSET and (why := flaw(Timing(cron=schedule.cron, timezone=zone))):
+        yield about((*path, "cron"), f"cannot be used. {why}")
+
+
+def _of_watch(watch: Watch, spec: AgentSpec, folder: Path | None, path: KeyPath) -> Iterator[Wrong]:
+    there = dotted(path)
+    if watch.path is UNSET and watch.collection is UNSET:
+        yield path, f"`{there}` says not what to watch; write a `path`, or name a `collection`."
+    if watch.path is not UNSET and watch.collection is not UNSET:
+        yield (*path, "collection"), f"`{there}` has both a `path` and a `collection`; keep one of them."
+    yield from _unmatched(watch.pattern, (*path, "pattern"))
+    if watch.collection is UNSET:
+        if watch.path is not UNSET:
+            yield from _of_place(watch.path, spec, folder, (*path, "path"))
+        return
+    yield from _undeclared(watch.collection, spec, (*path, "collection"))
+    if watch.pattern != "*":
+        sentence = "is for a `path`, and this watches a collection"
+        yield about((*path, "pattern"), f"{sentence}; write it there, under `collections`, or remove it.")
+    if watch.collection in spec.collections:
+        yield from _of_place(spec.collections[watch.collection].path, spec, folder, (*path, "collection"))
+
+
+def _of_place(name: str, spec: AgentSpec, folder: Path | None, path: KeyPath) -> Iterator[Wrong]:
+    """Refuse to watch what commands can write: an agent's own output could not be told from what is new."""
+    yield from _misplaced(name, folder, path)
+    shell = spec.tools.shell
+    watched, works = located(folder, name), None if shell is UNSET else located(folder, shell.root)
+    if watched is None or works is None:
+        return
+    if watched.is_relative_to(works) or works.is_relative_to(watched):
+        sentence = "leads to where commands write (`tools.shell.root`)"
+        yield about(
+            path, f"{sentence}, so that the agent's own output would start it again; keep the two folders apart."
+        )
+
+
+def _misplaced(name: str, folder: Path | None, path: KeyPath) -> Iterator[Wrong]:
+    """List what is wrong with the name of a folder, which need not be there yet."""
+    found = located(folder, name)
+    if found is None or found.is_file():
+        yield about(path, f"is `{shorten(name)}`, which is no folder; name the one that holds the documents.")
+
+
+def _unmatched(pattern: str, path: KeyPath) -> Iterator[Wrong]:
+    """List what is wrong with a pattern: it looks below its folder and nowhere else."""
+    parts = pattern.split("/")
+    if parts[0] in {"", "~"} or ".." in parts or "\0" in pattern:
+        sentence = f"is `{shorten(pattern)}`, which leads out of its folder"
+        yield about(path, f"{sentence}; write it as seen from there, as in *.pdf or **/*.md.")
+
+
+def located(folder: Path | None, name: str) -> Path | None:
+    """Find a folder as seen from the agent's own, through all links; None if it cannot be one."""
+    try:
+        return ((folder or Path()) / name).resolve()
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def channel_mistakes(notify: Notify) -> Iterator[Wrong]:
+    """List what is wrong with channels, each by itself, and with their names."""
+    seen: set[str] = set()
+    for index, channel in enumerate(notify.channels):
+        path = (*CHANNELS, index)
+        yield from _of_channel(channel, path)
+        if channel.name in seen:
+            yield about((*path, "name"), f"is `{channel.name}`, as that of another; choose another name.")
+        seen.add(channel.name)
+
+
+def _of_channel(channel: Channel, path: KeyPath) -> Iterator[Wrong]:
+    kind, usual = channel.type, Channel(name=channel.name, type=channel.type)
+    for key in Channel.__struct_fields__:
+        if key not in (*_COMMON, *_TAKES[kind]) and getattr(channel, key) != getattr(usual, key):
+            sentence = f"means nothing to a channel of type {kind}"
+            yield about((*path, key), f"{sentence}, {_taken(kind)}; remove it, or change `type`.")
+    for key in _NEEDS[kind]:
+        if getattr(channel, key) == getattr(usual, key):
+            yield about(path, f"is of type {kind}, which needs `{key}`; write it.")
+    match kind:
+        case "email":
+            yield from _of_mail(channel, path)
+        case "webhook":
+            yield from _of_address(channel, (*path, "url"))
+        case "in_app" | "apprise":
+            pass
+
+
+def _taken(kind: ChannelType) -> str:
+    return f"which takes {listed(_TAKES[kind])}" if _TAKES[kind] else "which takes no more than a name"
+
+
+def _of_mail(channel: Channel, path: KeyPath) -> Iterator[Wrong]:
+    for at, address in _addresses(channel, path):
+        if not _MAIL.fullmatch(address) or not address.isprintable():
+            yield about(at, "is no e-mail address; write one alone, as in ada@example.com.")
+    if (channel.username is UNSET) != (channel.password is UNSET):
+        has, lacks = ("password", "username") if channel.username is UNSET else ("username", "password")
+        yield about((*path, has), f"needs a `{lacks}` beside it; write it, or remove `{has}`.")
+    if channel.password is not UNSET and channel.security == "none" and not _is_here(channel.host or ""):
+        sentence = "is none, so the password would be sent for all to read"
+        yield about((*path, "security"), f"{sentence}; write starttls or tls.")
+
+
+def _addresses(channel: Channel, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    yield from (((*path, "to", index), address) for index, address in enumerate(channel.to))
+    if channel.sender is not UNSET:
+        yield (*path, "sender"), channel.sender
+
+
+def _is_here(host: str) -> bool:
+    """Tell whether what is sent to a host stays on this machine."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _of_address(channel: Channel, path: KeyPath) -> Iterator[Wrong]:
+    if channel.url is not UNSET and urlsplit(channel.url).scheme not in {"http", "https"}:
+        yield about(path, "is a WebSocket, and a webhook is not; begin it with https:// or http://.")

@@ -18,10 +18,9 @@ from typing import Final
 
 import msgspec
 
-from halter.config.agent import AGENT_FILE, read_agent
+from halter.config.agent import AGENT_FILE, INSTRUCTIONS, read_agent
 from halter.config.command_lines import DATA, named_by_servers
 from halter.config.mcp import MCP_FILE
-from halter.config.mind import INSTRUCTIONS
 from halter.config.roots import named_files, read_places, roots_of
 from halter.config.starter import TOOLS_FILE
 from halter.core.errors import ConfigError

@@ -20,8 +20,8 @@ from halter.guard.secrets import PREFIX, from_environment
 from halter.settings import Settings
 
 if TYPE_CHECKING:
-    from halter.app.unrun import Written
     from halter.config.fleet import Fleet
+    from halter.config.resolve import ResolvedAgent
 
 ANSWERS: Final = 3.0
 """For so many seconds somebody waits for an address to answer."""
@@ -38,11 +38,12 @@ async def agent_checks(
 ) -> AsyncGenerator[Check]:
     """Look at an agent as a start would, below what holds for the `fleet`; one that cannot be read is one finding."""
     from halter.app.policy import unbound
-    from halter.app.unrun import read_folder
+    from halter.config.agent import read_agent
+    from halter.config.resolve import resolve_agent
 
     place = _place(folder)
     try:
-        agent = read_folder(place, fleet or unbound(settings).fleet)
+        agent = resolve_agent(fleet or unbound(settings).fleet, read_agent(place), place)
     except ConfigError as error:
         yield problem(str(folder), str(error))
         return
@@ -57,8 +58,8 @@ async def agent_checks(
     ):
         if check is not None:
             yield check
-    if agent.read.pacing.sensors:
-        tried = [await _sensor(sensor, place) for sensor in agent.read.pacing.sensors]
+    if agent.pacing.sensors:
+        tried = [await _sensor(sensor, place) for sensor in agent.pacing.sensors]
         yield worst(f"{name} sensors", tried)
 
 
@@ -85,8 +86,8 @@ def _written_secrets(place: Path, environ: Mapping[str, str], name: str) -> Chec
     return look(f"{name} secrets", f"What looks like a secret stands in {where}: write ${{secret:NAME}} in its place.")
 
 
-def _files(agent: "Written") -> Check:
-    pacing, name = agent.read.pacing, agent.policy.name
+def _files(agent: "ResolvedAgent") -> Check:
+    pacing, name = agent.pacing, agent.policy.name
     forgotten = unwritten(pacing)
     if forgotten:
         return look(name, " ".join(forgotten))
@@ -118,13 +119,13 @@ def _trusted(settings: Settings, folder: Path, name: str) -> Check | None:
     return None
 
 
-def _models(agent: "Written", environ: Mapping[str, str]) -> Check | None:
+def _models(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
     """Tell whether each model that the agent names can be had: its library, its key, its price."""
-    found = [_model(name, agent, environ) for name in dict.fromkeys(agent.read.models())]
+    found = [_model(name, agent, environ) for name in dict.fromkeys(agent.models())]
     return worst(f"{agent.policy.name} models", found) if found else None
 
 
-def _model(name: str, agent: "Written", environ: Mapping[str, str]) -> Check:
+def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check:
     from halter.models.prices import Prices
     from halter.models.providers import model_from
 
@@ -138,7 +139,7 @@ def _model(name: str, agent: "Written", environ: Mapping[str, str]) -> Check:
         return value
 
     try:
-        model = model_from(name, agent.read.mind.providers, key)
+        model = model_from(name, agent.mind.providers, key)
     except ConfigError as error:
         return problem(name, str(error))
     price = Prices(agent.policy.prices).find(model.name, model.base_url)
@@ -149,7 +150,7 @@ def _model(name: str, agent: "Written", environ: Mapping[str, str]) -> Check:
     return fine(name, f"{name} {cost_told}, and {key_told}.")
 
 
-def _secrets(agent: "Written", environ: Mapping[str, str]) -> Check | None:
+def _secrets(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
     """Tell which secrets the agent may use that nobody has set; their values are nobody's business."""
     wanted, there = agent.policy.secrets, from_environment(environ).names()
     missing = [name for name in wanted if name not in there]
