@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from halter.core.clock import SystemClock
-from halter.core.errors import ConfigError, ModelError
+from halter.core.errors import ConfigError, ModelError, needs
 from halter.core.here import on_this_machine
 from halter.core.ids import WorkerId
 from halter.core.messages import Prompt, Reply, StreamChunk, user
@@ -56,7 +56,6 @@ SYSTEM: Final = "Be brief. " * 500
 """Long enough to have as many tokens as the provider reports."""
 
 _PATHS: Final[Mapping[WireFormat, str]] = {"openai": "/v1", "anthropic": "", "google": ""}
-_MISSING: Final = "The drill billing asks a provider over its wires: install them with pip install 'halter[models]'."
 
 
 class ByAddress(Prices):
@@ -248,7 +247,7 @@ def compared(cases: Sequence[Case], ledger: Mapping[int, int], found: Found) -> 
 
 def lacking() -> str:
     """Say what this drill needs that is not installed."""
-    return "" if is_installed("pydantic_ai") and is_installed("openai") else _MISSING
+    return "" if is_installed("pydantic_ai") and is_installed("openai") else needs("models", "The drill billing")
 
 
 DRILL: Final = Drill(

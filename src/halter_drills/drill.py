@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
@@ -23,13 +23,10 @@ from halter.core.errors import ConfigError, HalterError, StoreUnavailable
 from halter.core.ids import SortableIds
 from halter.journal.apply import Applier, apply
 from halter.journal.engine import Engine
-from halter.journal.open import masked, open_engine
+from halter.journal.open import masked, open_engine, postgres_address
 from halter.journal.sqlite import LEASE
 from halter.journal.store import JournalStore
 from halter_drills.broken import faults, sentence
-
-if TYPE_CHECKING:
-    from halter.journal.connection import Address
 
 StoreKind = Literal["sqlite", "postgresql"]
 
@@ -186,23 +183,13 @@ def sqlite_file(url: str) -> Path:
 @contextmanager
 def _own_schema(url: str) -> Generator[str]:
     """Name a schema that nobody has; the store makes it when it is first opened."""
-    _address(url)
+    postgres_address(url)
     own = _with_schema(url, f"halter_drill_{uuid.uuid4().hex}")
     connection(own).close()  # What cannot be reached says so now, before anything is set up.
     try:
         yield own
     finally:
         _drop_schema(own, PAUSES)
-
-
-def _address(url: str) -> "Address":
-    try:
-        from halter.journal.connection import Address
-    except ImportError as missing:
-        raise ConfigError(
-            "A drill on PostgreSQL needs its driver: install it with pip install 'halter[postgres]'."
-        ) from missing
-    return Address(url)
 
 
 def _with_schema(url: str, schema: str) -> str:
@@ -215,7 +202,7 @@ def _with_schema(url: str, schema: str) -> str:
 
 def _drop_schema(url: str, pauses: Sequence[float] = ()) -> None:
     """Remove the drill's own schema; where that fails, try once more after each of the pauses."""
-    drop = f'DROP SCHEMA IF EXISTS "{_address(url).schema}" CASCADE'
+    drop = f'DROP SCHEMA IF EXISTS "{postgres_address(url).schema}" CASCADE'
     for pause in pauses:
         with suppress(HalterError, *faults()):
             return _execute(url, drop)
@@ -247,7 +234,7 @@ def connection(url: str) -> Connection:
     """Open a plain connection, past all of Halter's own code: for checkers, and for tampering."""
     if kind_of(url) == "sqlite":
         return sqlite3.connect(sqlite_file(url), isolation_level=None)
-    address = _address(url)
+    address = postgres_address(url)
     import psycopg
 
     try:

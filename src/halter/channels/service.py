@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from halter.channels.secrets import revealed
+from halter.core.errors import needs
 from halter.core.tasks import Channel
 from halter.core.telling import Letter, Undelivered
 from halter.core.text import clean, one_line
@@ -38,8 +39,7 @@ class Service:
         try:
             from apprise import Apprise
         except ImportError:
-            sentence = "needs the library apprise, which is not installed: run pip install 'halter[notify]'"
-            raise self._undelivered(sentence, may_retry=True) from None
+            raise Undelivered(needs("notify", f"The channel {self._channel.name}"), may_retry=True) from None
         return Apprise()
 
     def _undelivered(self, said: str, *, may_retry: bool) -> Undelivered:

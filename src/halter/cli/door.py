@@ -15,6 +15,7 @@ from typing_extensions import Buffer
 from halter.cli import build
 from halter.cli.answer import warn
 from halter.cli.codes import ENDINGS, INTERRUPTED, OURS, UNREAD, UNUSABLE
+from halter.core.errors import sentence_for
 
 STREAMS: Final = (0, 1, 2)
 
@@ -52,6 +53,8 @@ def enter() -> int:
         code = unheard.code
         if code == UNUSABLE:
             warn(f"What was done stands, but the answer could not be written ({unheard}).", "red")
+    except ModuleNotFoundError as missing:
+        code = _lack(missing)
     except Exception as mistake:  # noqa: BLE001  the outermost door: nothing further out could answer
         code = confess(mistake)
     return code
@@ -63,6 +66,15 @@ def _run() -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0
+
+
+def _lack(missing: ModuleNotFoundError) -> int:
+    """Name the extra that brings a missing library."""
+    sentence = sentence_for(missing)
+    if sentence is None:
+        return confess(missing)
+    warn(sentence, "red")
+    return UNUSABLE
 
 
 def open_streams() -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from halter.cli.answer import answer_json, answer_table
 from halter.cli.answer import console as screen
 from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, fail, saying_errors
+from halter.core.errors import needs
 from halter.core.text import counted
 from halter_drills import DRILLS, find
 
@@ -163,7 +164,7 @@ def _lacking() -> str:
         binaries()
     except PostgresMissing as missing:
         return str(missing)
-    return "" if find_spec("psycopg") else "Install its driver with pip install 'halter[postgres]'."
+    return "" if find_spec("psycopg") else needs("postgres")
 
 
 def _on(drills: Iterable["Drill"], setting: "Setting", console: Console, places: Iterator[str]) -> Generator[Done]:

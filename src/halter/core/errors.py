@@ -22,7 +22,8 @@ Refusals (a cap, a halt, a missing grant) are not here: they are values, and eve
 A message is a sentence for the person who can act: what, where, what to do.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 from halter.core.usage import Usage
 
@@ -113,3 +114,27 @@ class UndeclaredRow(StoreError):
 
 class RowRefused(StoreError):
     """The database's own rules, such as the one on caps, refused what a write would have changed."""
+
+
+Extra = Literal["models", "mcp", "notify", "postgres", "server", "telemetry"]
+
+_USES: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
+    "models": ("A model of a provider", ("pydantic_ai", "anthropic", "google", "openai")),
+    "mcp": ("An MCP server", ("mcp", "jsonschema", "referencing")),
+    "notify": ("A channel of the type `apprise`", ("apprise",)),
+    "postgres": ("A PostgreSQL store", ("procrastinate", "psycopg", "psycopg_pool")),
+    "server": ("The server", ("fastapi", "nicegui", "starlette", "uvicorn")),
+    "telemetry": ("Tracing", ("opentelemetry",)),
+}
+"""What needs each extra, and the modules that come with it."""
+
+
+def needs(extra: Extra, what: str = "") -> str:
+    """Say how to install an extra, for `what` or for what usually needs it."""
+    return f"{what or _USES[extra][0]} needs the extra `{extra}`: pip install 'halter[{extra}]'"
+
+
+def sentence_for(missing: ModuleNotFoundError) -> str | None:
+    """Say which extra brings a missing module; None if none does, and the installation is broken."""
+    library = (missing.name or "").partition(".")[0]
+    return next((needs(extra) for extra, (_, libraries) in _USES.items() if library in libraries), None)

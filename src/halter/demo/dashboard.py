@@ -27,9 +27,9 @@ class Dashboard(msgspec.Struct, frozen=True):
 
 def dashboard(app: App, bus: Bus, tell: Callable[[str], None], first: int = PORT) -> Dashboard:
     """Take a port, and make a token that is kept nowhere. Raises ConfigError where the server is not installed."""
+    demand_server()
     from halter.server.login import login_url
 
-    demand_server()
     listening = taken(first)
     port = listening.getsockname()[1]
     secret = new_secret()

@@ -17,7 +17,7 @@ from mmap import mmap
 from typing import IO, Any, Final, cast
 
 from halter.core.pulse import SIZE, Pulse
-from halter.journal.open import file_of
+from halter.journal.open import file_of, postgres_address
 from halter.journal.queries import for_psycopg, load
 from halter.tools.group import groups_heard_by
 
@@ -113,9 +113,7 @@ def _place(store: str) -> Mapping[str, Any] | None:
     """Say how another process asks this store for halts; None if no other can."""
     question = load("queries.sql")[_QUESTION]
     if store.lower().startswith(("postgresql:", "postgres:")):
-        from halter.journal.connection import Address
-
-        address = Address(store)
+        address = postgres_address(store)
         return {"conninfo": address.conninfo, "schema": address.schema, "sql": for_psycopg(question)}
     file = file_of(store)
     if file is None:

@@ -25,7 +25,7 @@ from halter.core.money import shown
 from halter.core.text import counted
 from halter.journal.checkpoints import DENIALS, HALTS, USD, Checkpoint, checkpoint_file, newest_first, parsed
 from halter.journal.keys import is_signed
-from halter.journal.open import file_of
+from halter.journal.open import file_of, postgres_address
 
 Ask = Callable[[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 """Runs a named query of a store."""
@@ -248,9 +248,7 @@ def place_of(url: str) -> str:
         return os.path.realpath(path)
     if not url.lower().startswith(("postgresql:", "postgres:")):
         return ""
-    from halter.journal.connection import Address
-
-    return Address(url).whereabouts()
+    return postgres_address(url).whereabouts()
 
 
 def _utc(at: int) -> str:

@@ -4,15 +4,18 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from halter.core.clock import Clock
-from halter.core.errors import StoreUnusable
+from halter.core.errors import StoreUnusable, needs
 from halter.core.ids import Ids
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import LEASE, SqliteEngine
 from halter.journal.store import JournalStore, Observer
+
+if TYPE_CHECKING:
+    from halter.journal.connection import Address
 
 FORMS: Final = "a file (halter.db), sqlite:///folder/halter.db, postgresql://user@host/database, or memory:"
 
@@ -50,13 +53,19 @@ def masked(url: str) -> str:
 
 
 def _postgres(url: str, new_id: Callable[[], str], lease: int) -> Engine:
-    try:
-        from halter.journal.postgres import PostgresEngine
-    except ImportError as missing:
-        raise StoreUnusable(
-            f"The store {masked(url)} needs a PostgreSQL driver: install it with pip install 'halter[postgres]'."
-        ) from missing
+    postgres_address(url)
+    from halter.journal.postgres import PostgresEngine
+
     return PostgresEngine(url, new_id=new_id, lease=lease)
+
+
+def postgres_address(url: str) -> "Address":
+    """Read the URL of a PostgreSQL store. Raises StoreUnusable where it cannot be read, or has no driver here."""
+    try:
+        from halter.journal.connection import Address
+    except ModuleNotFoundError as missing:
+        raise StoreUnusable(needs("postgres", f"The store {masked(url)}")) from missing
+    return Address(url)
 
 
 def _file(rest: str) -> str:

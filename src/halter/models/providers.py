@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, needs
 from halter.core.here import on_this_machine, stays_here
 from halter.core.mind import Provider, WireFormat
 from halter.core.text import listed, shorten
@@ -100,7 +100,7 @@ def model_from(
     described = providers.get(parsed.provider)
     place, secret = _known(parsed, key) if described is None else _described(parsed, described, key)
     if not (installed("pydantic_ai") and installed(_LIBRARIES[place.wire])):
-        raise ConfigError(f"{parsed} needs a library that is not installed: run `pip install 'halter[models]'`.")
+        raise ConfigError(needs("models", str(parsed)))
     base_url = None if place.usual else place.url
     terms = Terms(bills_errors=described is not None and described.bills_errors)
     return Wire(parsed, place.wire, place.url, secret, base_url=base_url, temperature=temperature, terms=terms)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from halter.app.hooks import Accepted, Delivery, Hooks
 from halter.core.clock import SECOND, Clock, SystemClock
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, needs
 from halter.server.attempts import Attempts
 from halter.server.entrance import TOO_MUCH, place_in
 from halter.server.limits import Limits
@@ -85,5 +85,5 @@ async def serve(hooks: Hooks, host: str = HOST, port: int = PORT) -> None:
     try:
         api = hooks_api(hooks, SystemClock())
     except ImportError:
-        raise ConfigError("Webhooks need the extra `server`: pip install 'halter[server]'") from None
+        raise ConfigError(needs("server", "A webhook")) from None
     await run(api, listen(host, port))

@@ -11,7 +11,7 @@ from halter.app import App
 from halter.app.bus import Bus
 from halter.app.hooks import Hooks
 from halter.brain.together import together
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, needs
 from halter.core.text import one_line
 from halter.server.auth import Door, door_of
 from halter.server.entrance import Checks, Entrance
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 8765
-MISSING: Final = "The server needs the extra `server`: pip install 'halter[server]'"
 PLAIN: Final = "Halter is here. Its API is at /api, described in /api/openapi.json; there is no dashboard here."
 _ROUTE: Final[Mapping[str, Any]] = {"response_model": None, "include_in_schema": False}
 
@@ -53,7 +52,7 @@ def demand_server() -> None:
         import fastapi
         import uvicorn
     except ImportError:
-        raise ConfigError(MISSING) from None
+        raise ConfigError(needs("server")) from None
     del fastapi, uvicorn
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from msgspec.structs import replace
 
 from halter.core.clock import MINUTE, SECOND, Clock
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, needs
 from halter.core.servers import Server
 from halter.core.tools import (
     TIMEOUT,
@@ -374,10 +374,7 @@ def _demand_installed(server: str) -> None:
     try:
         import_module("mcp")
     except ImportError:
-        raise ConfigError(
-            f"The server {server} is an MCP server, and what is needed to talk to one is not installed: "
-            'run pip install "halter[mcp]".'
-        ) from None
+        raise ConfigError(needs("mcp", f"The MCP server {server}")) from None
     # It would log messages with the secrets that were put into them; what it has to tell comes as an error, too.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
 

@@ -1,0 +1,160 @@
+"""The package as it is installed: a wheel, the plain dependencies, an empty home, and no checkout."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("wheel")
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+POSTGRES = "postgresql://nobody@127.0.0.1:1/nothing"
+
+MODEL = "name: clerk\nmodel: openai:gpt-5-mini\n"
+REFLEX = "name: clerk\nmodel: reflex\nreflex: [{say: Done.}]\n"
+WEBHOOK = f"{REFLEX}secrets: [HOOK]\nwebhooks: [{{name: new, prompt: Look, token: '${{secret:HOOK}}'}}]\n"
+SERVER = json.dumps({"mcpServers": {"files": {"command": "cat"}}})
+
+
+@dataclass(frozen=True)
+class Installed:
+    """Halter in an environment of its own."""
+
+    environment: Path
+    home: Path
+
+    def halter(self, *words: str, seconds: int = 60, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.environment / "bin" / "halter", *words],
+            cwd=self.home,
+            env={"HOME": str(self.home), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "COLUMNS": "200", **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return next(folder.glob("halter-*.whl"))
+
+
+@pytest.fixture(scope="session")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and the plain dependencies, which are lent by the one that the tests run in."""
+    made = tmp_path_factory.mktemp("plain") / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
+    packages = next(made.glob("lib/python*/site-packages"))
+    for name in re.findall(r"^([\w.-]+)==", (ROOT / "requirements" / "plain.txt").read_text(), re.MULTILINE):
+        _lend(name, packages)
+    install = [sys.executable, "-m", "pip", "--python", made / "bin" / "python", "install"]
+    subprocess.run([*install, "--quiet", "--no-index", "--no-deps", "--no-compile", wheel], check=True)
+    return made
+
+
+def _lend(name: str, packages: Path) -> None:
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:  # It is for another system.
+        return
+    for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+        if not (packages / top).exists():
+            (packages / top).symlink_to(Path(str(found.locate_file(top))))
+
+
+@pytest.fixture
+def installed(environment: Path, tmp_path: Path) -> Installed:
+    return Installed(environment, tmp_path)
+
+
+def test_the_wheel_has_every_file_of_the_source(wheel: Path) -> None:
+    files = (file for file in SOURCE.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    assert {str(file.relative_to(SOURCE)) for file in files} - {*zipfile.ZipFile(wheel).namelist()} == set()
+
+
+def test_an_agent_is_made_and_run(installed: Installed) -> None:
+    assert installed.halter("init", "clerk").returncode == 0
+    ran = installed.halter("run", "clerk", "hello")
+    assert "Hello." in ran.stdout + ran.stderr
+    assert ran.returncode == 0
+
+
+LACKS = [
+    ("serve reflex", "The server needs the extra `server`: pip install 'halter[server]'"),
+    (f"sessions --store {POSTGRES}", "needs the extra `postgres`: pip install 'halter[postgres]'"),
+    ("run model hello", "openai:gpt-5-mini needs the extra `models`: pip install 'halter[models]'"),
+    ("run mcp hello", "The MCP server files needs the extra `mcp`: pip install 'halter[mcp]'"),
+]
+MORE = [
+    (f"worker reflex --store {POSTGRES}", "needs the extra `postgres`: pip install 'halter[postgres]'"),
+    ("up webhook", "A webhook needs the extra `server`: pip install 'halter[server]'"),
+    ("drill billing", "The drill billing needs the extra `models`: pip install 'halter[models]'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"), [*LACKS, *(pytest.param(*each, marks=pytest.mark.soak) for each in MORE)]
+)
+def test_what_needs_an_extra_says_so(installed: Installed, words: str, sentence: str) -> None:
+    for name, text in (("reflex", REFLEX), ("model", MODEL), ("webhook", WEBHOOK), ("mcp", REFLEX)):
+        (installed.home / name).mkdir()
+        (installed.home / name / "agent.yaml").write_text(text)
+    (installed.home / "mcp" / ".mcp.json").write_text(SERVER)
+    if "run mcp" in words:
+        assert installed.halter("trust", "mcp").returncode == 0
+    said = installed.halter(*words.split(), OPENAI_API_KEY="none", HALTER_SECRET_HOOK="0123456789abcdef")
+    assert sentence in said.stderr + said.stdout
+    assert "ModuleNotFoundError" not in said.stderr
+    assert said.returncode == 3
+
+
+def test_a_library_of_an_extra_that_is_missing_anywhere_is_named(installed: Installed) -> None:
+    """The last door of the command line knows every library, wherever its import fails."""
+    probe = (
+        "import sys; from halter.cli import door; sys.argv = ['halter']\n"
+        "def broken(): raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn.protocols')\n"
+        "door.build = lambda: lambda **_: broken()\n"
+        "raise SystemExit(door.enter())"
+    )
+    python = installed.environment / "bin" / "python"
+    left = subprocess.run([python, "-c", probe], env={"HOME": str(installed.home)}, capture_output=True, check=False)
+    assert left.returncode == 3
+    assert b"pip install 'halter[server]'" in left.stderr
+
+
+@pytest.mark.soak
+def test_every_command_and_the_demo_work(installed: Installed) -> None:
+    helped = installed.halter("--help").stdout
+    commands = re.findall(r"^│ ([a-z]+) ", helped, re.MULTILINE)
+    assert len(commands) > 30
+    assert [name for name in commands if installed.halter(name, "--help").returncode] == []
+    night = json.loads(installed.halter("demo", "--night-only", "--json", seconds=600).stdout)
+    assert night
+    assert installed.halter("drill", "race", "--seeds", "1", seconds=600).returncode == 0
+
+
+@pytest.mark.soak
+def test_pip_installs_the_wheel_into_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    """With every dependency from where pip finds them, as a user does it."""
+    made = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", made], check=True)
+    install = [made / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, "--require-hashes", "-r", ROOT / "requirements" / "plain.txt"], check=True)
+    subprocess.run([*install, "--no-index", wheel], check=True, env={**os.environ})
+    (tmp_path / "home").mkdir()
+    installed = Installed(made, tmp_path / "home")
+    assert installed.halter("init", "clerk").returncode == 0
+    assert installed.halter("run", "clerk", "hello").returncode == 0
