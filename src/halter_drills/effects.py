@@ -84,7 +84,7 @@ class Shop:
             return self._did("pay", order, key)
 
         made = (tool(look, effect="read"), tool(put, idempotent=True), tool(pay, idempotent=self.careless))
-        return Assembled(policy_of(), {each.spec.name: each for each in made}, NO_SECRETS)
+        return Assembled(policy=policy_of(), tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
 
     def _did(self, what: str, order: int, key: str) -> str:
         with self.file.open("ab") as file:

@@ -232,7 +232,7 @@ class Leaky:
     async def play_with(self, text: str) -> str:
         """Start a playbook with a secret among its inputs; it must be refused."""
         step = Step("echo", b'{"text":"${inputs.text}"}')
-        agent = Assembled(self._policy, self._tools, self._secrets)
+        agent = Assembled(policy=self._policy, tools=self._tools, secrets=self._secrets)
         try:
             return await begin(self._app, agent, Playbook((step,), "playbook.yaml", ("text",)), {"text": text})
         except ConfigError as refused:

@@ -96,7 +96,7 @@ class Shop:
         policy = msgspec.structs.replace(
             policy_of(), caps=Caps(session=Cap(None), agent=(Cap(CAP, "month"),), fleet=())
         )
-        return Assembled(policy, {each.spec.name: each for each in made}, NO_SECRETS)
+        return Assembled(policy=policy, tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
 
     def _did(self, what: What, order: int) -> str:
         with self.file.open("ab") as file:

@@ -87,7 +87,7 @@ class ResolvedAgent:
     """
 
     policy: Resolved
-    mind: Mind
+    mind: Mind = field(default_factory=Mind)
     pacing: Pacing = field(default_factory=Pacing)
     tasks: Tasks = field(default_factory=Tasks)
     skills: Mapping[str, Skill] = field(default_factory=dict[str, Skill])
