@@ -8,12 +8,15 @@ INSTALLED := $(VENV)/.installed
 COMPILE = $(BIN)/uv pip compile --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --quiet --system-certs $(UPGRADE)
 
+# Bytecode is kept, or each process that a test starts would compile Halter anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Where it counts, a test group that cannot run is a failure and not a skip.
 ifeq ($(CI),true)
 export HALTER_REQUIRE_ALL := 1
 endif
 
-.PHONY: setup system run test check docs pictures bench soak lock clean
+.PHONY: setup system run test check style types docs pictures bench soak lock clean
 
 setup: $(INSTALLED)
 
@@ -31,18 +34,21 @@ system:
 run: setup
 	@$(BIN)/halter demo
 
-# The stories of agents that run by themselves, once more on the dispatcher of many machines; `make soak` tells them all.
-DISTRIBUTED := $(addprefix tests/story/test_,autonomy.py autonomy_halts.py dispatch.py schedules_run.py tasks_many.py watchdog.py)
+# The types are checked while the tests run, and shown after them; it fails if either fails.
+test: style system
+	@$(BIN)/basedpyright >$(VENV)/types.log 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n 3 --dist loadgroup; tests=$$?; \
+	wait $$types; types=$$?; echo basedpyright; cat $(VENV)/types.log; exit $$((tests | types))
 
-test: check system
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
-	$(BIN)/python -m pytest -n 2 --dispatcher distributed $(DISTRIBUTED)
+check: style types
 
-check: setup
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-logo
+
+types: setup
+	$(BIN)/basedpyright
 
 # The pages that are made from the code; a test tells when they have to be made anew.
 docs: setup

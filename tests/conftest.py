@@ -18,6 +18,8 @@ from halter.testing.postgres import PostgresMissing, binaries, throwaway_cluster
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
+DISPATCHER = "HALTER_TEST_DISPATCHER"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -27,7 +29,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # Those who help the stories along are plain functions, and processes that they start are told the same way.
-    os.environ["HALTER_TEST_DISPATCHER"] = config.getoption("--dispatcher")
+    os.environ[DISPATCHER] = config.getoption("--dispatcher")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marked = metafunc.definition.get_closest_marker("both_dispatchers") is not None
+    if marked and metafunc.config.getoption("--dispatcher") == "embedded":
+        # Without another name, so that the seed of its world, which is made of it, stays the same.
+        embedded = pytest.param("embedded", id=pytest.HIDDEN_PARAM)
+        metafunc.fixturenames.insert(0, "chosen_dispatcher")
+        metafunc.parametrize("chosen_dispatcher", [embedded, "distributed"], indirect=True)
+
+
+@pytest.fixture
+def chosen_dispatcher(request: pytest.FixtureRequest) -> Iterator[None]:
+    before, os.environ[DISPATCHER] = os.environ[DISPATCHER], request.param
+    yield
+    os.environ[DISPATCHER] = before
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +61,8 @@ def postgres_binaries() -> None:
 
 @pytest.fixture(scope="session")
 def postgres_url(postgres_binaries: None) -> Iterator[str]:
-    with throwaway_cluster() as cluster:
+    # Tests of faults have servers of their own, which keep what they have acknowledged whatever happens.
+    with throwaway_cluster({"fsync": "off", "full_page_writes": "off"}) as cluster:
         yield cluster.url
 
 

@@ -6,9 +6,11 @@ which passes the contract suite of the real one.
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from halter.app.working import Dispatch, Manner, embedded
+from halter.core.clock import MINUTE, SECOND
 from halter.core.ports import Agents
 from halter.dispatch.distributed import CONCURRENCY, Distributed
 from halter.dispatch.embedded import Embedded
@@ -16,6 +18,7 @@ from halter.dispatch.sessions import Sessions
 from halter.testing.queue import LocalQueue, Tickets
 from halter.testing.world import World
 
+HEARTBEAT = 14 * SECOND
 CHOICE = "HALTER_TEST_DISPATCHER"
 
 _tickets: WeakKeyDictionary[World, Tickets] = WeakKeyDictionary()
@@ -31,18 +34,23 @@ def tickets_of(world: World) -> Tickets:
 
 
 def manner_of(world: World) -> Manner:
-    """How processes of a world run agents."""
+    """How processes of a world run agents.
+
+    Nothing happens at most of their ticks, so there are fewer than in real life: a heartbeat just before a lease would
+    run out, and a look without a hint each minute.
+    """
     if not distributed():
-        return embedded()
+        return replace(embedded(), heartbeat=HEARTBEAT, polling_interval=MINUTE)
 
     def dispatch(sessions: Sessions, agents: Callable[[], Agents], versions: Mapping[str, str]) -> Dispatch:
         return Distributed(sessions, agents, LocalQueue(tickets_of(world), versions))
 
-    return Manner("worker", dispatch, CONCURRENCY)
+    return Manner("worker", dispatch, CONCURRENCY, heartbeat=HEARTBEAT, polling_interval=MINUTE)
 
 
 def dispatcher(world: World, sessions: Sessions, agents: tuple[str, ...], together: int = CONCURRENCY) -> Dispatch:
     """Make the dispatcher of one process by itself."""
+    sessions.polling_interval = MINUTE
     wanted: Agents = dict.fromkeys(agents)
     if not distributed():
         return Embedded(sessions, lambda: wanted, together)

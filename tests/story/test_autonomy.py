@@ -14,6 +14,8 @@ from halter.guard.halts import halt, resume
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, rhythm
 
+pytestmark = pytest.mark.both_dispatchers
+
 SLEEPS = """
 model: scripted
 script: script.yaml

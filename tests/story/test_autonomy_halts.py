@@ -10,6 +10,8 @@ from halter.testing.world import World
 from tests.story.autonomous import Fleet
 from tests.story.test_autonomy_hostile import SENSES, naps
 
+pytestmark = pytest.mark.both_dispatchers
+
 LOOKS = """
 import asyncio
 

@@ -1,8 +1,9 @@
-"""A week in which nothing happens: what an agent that runs by itself costs, with a gate and without one."""
+"""Days in which nothing happens: what an agent that runs by itself costs, with a gate and without one."""
 
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from halter.core.clock import DAY
 from halter.core.events import RequestStarted, TurnSkipped
@@ -11,10 +12,6 @@ from halter.core.ports import Query
 from halter.state.receipt import receipt
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
-
-WEEK = 7 * DAY
-NAPS = 7 * 24
-"""Every hour for a week."""
 
 PRICES = """
 models:
@@ -78,36 +75,38 @@ async def asked_and_skipped(fleet: Fleet, agent: str) -> tuple[list[str], list[s
     return purposes, [moment(stored.at) for stored in events if isinstance(stored.event, TurnSkipped)]
 
 
-def test_a_week_without_news_costs_one_request_with_a_gate_and_one_for_every_nap_without(
-    tmp_path: Path,
+@pytest.mark.parametrize("days", [1, pytest.param(7, marks=pytest.mark.soak)])
+def test_days_without_news_cost_one_request_with_a_gate_and_one_for_every_nap_without(
+    tmp_path: Path, days: int
 ) -> None:
     with World(7, orderly=True) as world:
-        world.run(a_week(world, tmp_path))
+        world.run(quiet_days(world, tmp_path, days))
 
 
-async def a_week(world: World, tmp_path: Path) -> None:
+async def quiet_days(world: World, tmp_path: Path, days: int) -> None:
+    naps = days * 24
     fleet = Fleet(world, tmp_path, PRICES, sturdy=True)
     small = ', gate: {on: change, model: "scripted:small"}'
     agents = [
         fleet.agent("gated", WATCH.format(gate=", gate: {on: change}"), SHUT, script_yaml=NAP),
-        fleet.agent("open", WATCH.format(gate=""), SHUT, script_yaml=NAP * (NAPS + 1)),
-        fleet.agent("asked", WATCH.format(gate=small), COUNTED, script_yaml=NO * NAPS + NAP),
+        fleet.agent("open", WATCH.format(gate=""), SHUT, script_yaml=NAP * (naps + 1)),
+        fleet.agent("asked", WATCH.format(gate=small), COUNTED, script_yaml=NO * naps + NAP),
     ]
     fleet.start(*agents)
-    await world.advance(WEEK)
-    assert await asked_and_skipped(fleet, "gated") == (["turn"], [f"{hour:02}:00:00" for hour in range(1, NAPS + 1)])
-    assert await asked_and_skipped(fleet, "open") == (["turn"] * (NAPS + 1), [])
+    await world.advance(days * DAY)
+    assert await asked_and_skipped(fleet, "gated") == (["turn"], [f"{hour:02}:00:00" for hour in range(1, naps + 1)])
+    assert await asked_and_skipped(fleet, "open") == (["turn"] * (naps + 1), [])
     asked, skips = await asked_and_skipped(fleet, "asked")
-    assert (asked, len(skips)) == (["turn", *["gate"] * NAPS], NAPS)
+    assert (asked, len(skips)) == (["turn", *["gate"] * naps], naps)
     assert set(await world.journal.ask(Query("spent_by_purpose", Spent, {"since": 0}))) == {
-        Spent("open", "turn", "scripted:script", NAPS + 1, (NAPS + 1) * A_TURN, (NAPS + 1) * 100, (NAPS + 1) * 20),
-        Spent("asked", "gate", "scripted:small", NAPS, NAPS * A_LOOK, NAPS * 200, NAPS * 30),
+        Spent("open", "turn", "scripted:script", naps + 1, (naps + 1) * A_TURN, (naps + 1) * 100, (naps + 1) * 20),
+        Spent("asked", "gate", "scripted:small", naps, naps * A_LOOK, naps * 200, naps * 30),
         *(Spent(agent, "turn", "scripted:script", 1, A_TURN, 100, 20) for agent in ("asked", "gated")),
     }
     for agent, spent in (
         ("gated", {"turn": A_TURN}),
-        ("open", {"turn": (NAPS + 1) * A_TURN}),
-        ("asked", {"turn": A_TURN, "gate": NAPS * A_LOOK}),
+        ("open", {"turn": (naps + 1) * A_TURN}),
+        ("asked", {"turn": A_TURN, "gate": naps * A_LOOK}),
     ):
         left = receipt(await fleet.events(f"{agent}-1"))
         assert left.spent_by_purpose_usd == {purpose: usd(micros) for purpose, micros in spent.items()}

@@ -23,7 +23,9 @@ from halter.journal.patient import PatientStore
 from halter.state import life
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
-from tests.story.dispatching import dispatcher
+from tests.story.dispatching import HEARTBEAT, dispatcher
+
+pytestmark = pytest.mark.both_dispatchers
 
 Attend = Callable[[Lease], Awaitable[None]]
 
@@ -75,7 +77,7 @@ async def works(
 ) -> None:
     """Be a process that runs the sessions of some agents."""
     store: Store = PatientStore(world.store, world.clock)
-    async with tended(store, world.clock, WorkerId(worker)):
+    async with tended(store, world.clock, WorkerId(worker), HEARTBEAT):
         sessions = Sessions(store, world.clock, WorkerId(worker), attend)
         await dispatcher(world, sessions, tuple(agents), together).run()
 
@@ -300,7 +302,7 @@ async def test_a_lost_lease_ends_the_resident_and_its_sensors(world: World, tmp_
     await world.advance(MINUTE)
     assert reads(fleet) >= 12
     await taken_away(world, "desk-1")
-    await world.advance(6 * SECOND)
+    await world.advance(HEARTBEAT + SECOND)
     read = reads(fleet)
     await world.advance(2 * HOUR)
     assert reads(fleet) == read

@@ -18,6 +18,8 @@ from halter.testing.seedloop import START
 from halter.testing.world import World
 from tests.story.tasks import Office, all_is_well
 
+pytestmark = pytest.mark.both_dispatchers
+
 HEAD = "model: scripted\nscript: script.yaml\nautonomy: {enabled: false}\n"
 DONE = "- {repeat: true, text: That is done.}\n"
 SLOW = "- {repeat: true, takes: 5m, text: That is done.}\n"

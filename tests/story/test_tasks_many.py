@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.events import (
     CallSettled,
@@ -23,6 +25,8 @@ from halter.guard.halts import halt, resume
 from halter.testing.seedloop import START
 from halter.testing.world import World
 from tests.story.tasks import DONE, PRICED, SCRIPT, STEP, USED, WORK, Office, all_is_well, paper, watch
+
+pytestmark = pytest.mark.both_dispatchers
 
 CAP = 200_000
 """What all sessions of the watch may spend in a day, in micro-dollars."""

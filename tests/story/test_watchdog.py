@@ -35,9 +35,11 @@ from halter.state.receipt import receipt
 from halter.state.session import InFlight
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
-from tests.story.dispatching import dispatcher
+from tests.story.dispatching import HEARTBEAT, dispatcher
 from tests.story.tasks import Office, paper, watch
 from tests.story.test_autonomy import DESK, PRICES, sleep
+
+pytestmark = pytest.mark.both_dispatchers
 
 Attend = Callable[[Lease], Awaitable[None]]
 IDLE = 5 * MINUTE
@@ -50,7 +52,7 @@ def allowed(_: str, flight: InFlight) -> int:
 async def works(world: World, attend: Attend, worker: str = "up", idle_halt: int = IDLE) -> None:
     """Be a process that runs the sessions of an agent, and watches over them."""
     store: Store = PatientStore(world.store, world.clock)
-    async with tended(store, world.clock, WorkerId(worker)):
+    async with tended(store, world.clock, WorkerId(worker), HEARTBEAT):
         sessions = Sessions(store, world.clock, WorkerId(worker), attend)
         sessions.patience = Patience(lambda _: idle_halt, allowed)
         await dispatcher(world, sessions, ("desk",)).run()

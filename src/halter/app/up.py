@@ -96,6 +96,7 @@ class Up:
         self._told_at = app.clock.now()
         self._notices = Notices(self._store, app.clock, self._tasks, self._redacted)
         self._sessions = Sessions(self._store, app.clock, self._worker, self._attend, self._redacted)
+        self._sessions.polling_interval = self._manner.polling_interval
         self._sessions.patience = Patience(lambda agent: self.agents[agent].idle_halt, self._allowed)
         self._hands = WorkerHands(app, self._sessions, self._manner, self.agents, tell)
         self._ending = asyncio.Event()
@@ -111,7 +112,14 @@ class Up:
                 raise ConfigError("There is no agent that could run: mend one of those above, and start again.")
             await self._hands.enter(self._store)
             await stack.enter_async_context(
-                tended(self._store, self._app.clock, self._worker, hands=self._hands, pulse=self._app.pulse)
+                tended(
+                    self._store,
+                    self._app.clock,
+                    self._worker,
+                    self._manner.heartbeat,
+                    hands=self._hands,
+                    pulse=self._app.pulse,
+                )
             )
             senders = {
                 way: sender

@@ -15,8 +15,10 @@ from halter.core.ids import SessionId
 from halter.core.ports import Agents, Beat, Lease, Query, Store
 from halter.core.workers import About, WorkerRow
 from halter.dispatch.clocks import StoreTime
+from halter.dispatch.due import LOOK
 from halter.dispatch.embedded import TOGETHER, Embedded
 from halter.dispatch.sessions import Sessions
+from halter.dispatch.tending import HEARTBEAT
 from halter.dispatch.versions import in_force
 
 DRAIN: Final = 30 * SECOND
@@ -43,6 +45,9 @@ class Manner:
     dispatch: Dispatching
     concurrency: int
     drain: int = DRAIN
+    heartbeat: int = HEARTBEAT
+    polling_interval: int = LOOK
+    """How often due sessions are looked for without a hint."""
 
 
 def embedded(kind: str = "up") -> Manner:

@@ -67,7 +67,8 @@ class Distributed:
                 wanted = room > 0 and agents
                 offered = await sessions.store.offer(room, agents, self._queue.put) if wanted else Offered()
                 await sessions.watch()
-                look = await next_look(sessions.store, sessions.clock, sessions.worker)
+                polling = sessions.polling_interval
+                look = await next_look(sessions.store, sessions.clock, sessions.worker, polling)
                 await until(sessions.news, min(look, SOON) if offered.more else look)
 
     async def _serve(self, ticket: Ticket) -> None:

@@ -24,7 +24,7 @@ class _Due(msgspec.Struct, frozen=True):
     due_at: int | None
 
 
-async def next_look(store: Store, clock: Clock, worker: WorkerId) -> int:
+async def next_look(store: Store, clock: Clock, worker: WorkerId, at_most: int = LOOK) -> int:
     """Tell for how long nothing is due, and nobody's lease runs out.
 
     Whoever only believes to know the store's time may come a little early, and so looks again a little later.
@@ -33,7 +33,7 @@ async def next_look(store: Store, clock: Clock, worker: WorkerId) -> int:
     (due,) = await store.ask(Query("next_due", _Due, {"now": now - unsure}))
     (lapse,) = await store.ask(Query("next_lapse", _Due, {"now": now - unsure, "worker": worker}))
     moments = [at for at in (due.due_at, None if lapse.due_at is None else lapse.due_at + 1) if at is not None]
-    return min([LOOK, *(max(unsure // 4, at - now) for at in moments)])
+    return min([at_most, *(max(unsure // 4, at - now) for at in moments)])
 
 
 @asynccontextmanager

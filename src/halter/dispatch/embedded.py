@@ -33,6 +33,8 @@ class Embedded:
                     for lease in await sessions.store.claim(sessions.worker, room, agents=agents) if room > 0 else ():
                         sessions.take(lease)
                     await sessions.watch()
-                    await until(sessions.news, await next_look(sessions.store, sessions.clock, sessions.worker))
+                    polling = sessions.polling_interval
+                    look = await next_look(sessions.store, sessions.clock, sessions.worker, polling)
+                    await until(sessions.news, look)
         finally:
             await sessions.stop()

@@ -21,6 +21,7 @@ from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Ticket, Write
 from halter.core.rows import SessionRow
 from halter.core.text import clean, shorten
+from halter.dispatch.due import LOOK
 from halter.dispatch.watchdog import ENDLESS, Patience, halted, pause, still_since
 from halter.state import life
 
@@ -59,6 +60,8 @@ class Sessions:
         """Set when one is no longer attended, and when somebody wants to be looked for at once."""
         self.closing = asyncio.Event()
         """Set when nothing more is to be taken."""
+        self.polling_interval = LOOK
+        """How often due sessions are looked for without a hint."""
         self.patience: Patience = ENDLESS
         """How long a session may run here and do nothing."""
         self._attend = attend
