@@ -42,6 +42,9 @@ SHARED = set(EXAMPLES["worker"])
 LONG = set(EXAMPLES["demo"])
 """A night takes a while: the demo has tests of its own."""
 
+MANY_CASES = {"halter drill race --seeds 5", "halter drill tamper --json"}
+"""These are typed with fewer cases below, and in tests of the drills."""
+
 BEFORE = {"halter resume fleet": "halter halt fleet", "halter resume fleet --over 5m": "halter halt fleet"}
 """Only what was halted can be resumed."""
 
@@ -133,7 +136,10 @@ def test_there_are_examples_of_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    sorted({line for lines in EXAMPLES.values() for line in lines} - FOLLOWING - LONG - SHARED),
+    [
+        pytest.param(line, marks=pytest.mark.soak if line in MANY_CASES else ())
+        for line in sorted({line for lines in EXAMPLES.values() for line in lines} - FOLLOWING - LONG - SHARED)
+    ],
     ids=lambda line: line[7:40],
 )
 def test_every_example_works(home: Path, line: str) -> None:

@@ -50,10 +50,11 @@ BITES = {
 """What the checker of each drill finds where that part is broken which `--teeth` breaks."""
 ON_SQLITE = [name for name in DRILLS if "sqlite" in find(name).stores]
 """All but the one of many machines, which has tests of its own."""
+SOAK_ON_POSTGRES = [pytest.mark.postgres, pytest.mark.soak]
 ON_ALL_STORES = [
     *(pytest.param(name, "sqlite", id=f"{name}-sqlite") for name in ON_SQLITE),
     *(
-        pytest.param(name, "postgresql", id=f"{name}-postgresql", marks=pytest.mark.postgres)
+        pytest.param(name, "postgresql", id=f"{name}-postgresql", marks=SOAK_ON_POSTGRES)
         for name in ON_SQLITE
         if "postgresql" in find(name).stores
     ),
@@ -94,7 +95,7 @@ def test_a_drill_finds_nothing_wrong_and_leaves_nothing_behind(name: str, kind: 
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("name", ["race", "kill", "zombie"])
+@pytest.mark.parametrize("name", ["race", *(pytest.param(name, marks=pytest.mark.soak) for name in ("kill", "zombie"))])
 def test_a_drill_on_a_server_does_its_work_there(name: str, postgres_url: str) -> None:
     written: list[int] = []
 
@@ -129,7 +130,7 @@ def test_a_drill_with_teeth_finds_what_was_broken(name: str, kind: str, url: str
     assert any(re.search(BITES[name], sentence) for sentence in told), told
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=SOAK_ON_POSTGRES)])
 def test_the_race_finds_processes_that_obey_the_file_in_their_own_folder(kind: str, url: str) -> None:
     found: dict[bool, list[str]] = {}
     for broken in (False, True):
@@ -161,6 +162,7 @@ def test_json_of_one_drill_has_exactly_the_promised_keys() -> None:
     assert (result["drill"], result["store"], result["cases"], result["violations"]) == ("kill", "sqlite", 2, 0)
 
 
+@pytest.mark.soak
 def test_json_of_all_drills_is_a_list_and_with_teeth_finding_violations_is_success(tmp_path: Path) -> None:
     answer = halter("all", "--store", str(tmp_path / "halter.db"), "--seeds", "2", "--teeth", "--json")
     assert answer.exit_code == 0
