@@ -4,7 +4,7 @@ import asyncio
 import io
 import logging
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 
 import pytest
@@ -74,12 +74,12 @@ def test_the_streams_and_the_logs_are_as_before_in_the_end() -> None:
     assert (sys.stdout, sys.stderr, logging.getLogRecordFactory()) == before
 
 
-def test_a_stream_that_somebody_else_exchanged_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = sys.__stderr__
-    monkeypatch.setattr(sys, "stderr", sys.stderr)
-    with prints_watched():
-        sys.stderr = theirs
-    assert sys.stderr is theirs
+def test_a_stream_that_somebody_else_exchanged_is_left_to_them() -> None:
+    theirs = io.StringIO()
+    with redirect_stderr(sys.stderr):
+        with prints_watched():
+            sys.stderr = theirs
+        assert sys.stderr is theirs
 
 
 def test_a_log_record_has_no_secrets_for_any_handler(caplog: pytest.LogCaptureFixture) -> None:

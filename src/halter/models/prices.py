@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from importlib import import_module
 from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -222,9 +223,13 @@ def listed(model: "ModelInfo", margin: Decimal = MARGIN) -> Tariff | None:
     return Tariff((*periods, fallback), _loading(margin))
 
 
-def _listed(model: ModelName, base_url: str | None, margin: Decimal) -> Tariff | Unpriced:
-    from genai_prices.data import providers
+def _table() -> "list[Provider]":
+    """Return the bundled table, imported by its name: a type checker would infer all of its 1.5 MB for minutes."""
+    return import_module("genai_prices.data").providers
 
+
+def _listed(model: ModelName, base_url: str | None, margin: Decimal) -> Tariff | Unpriced:
+    providers = _table()
     seller = _seller(providers, model.provider, base_url)
     entries = _entries(providers, seller, model)
     if not entries:
@@ -247,8 +252,7 @@ def _unlisted(model: ModelName, base_url: str | None, seller: str | None) -> str
 @lru_cache(maxsize=256)
 def window(model: ModelName, base_url: str | None = None) -> int | None:
     """Tell how many tokens a model can take in, if the bundled table knows it."""
-    from genai_prices.data import providers
-
+    providers = _table()
     entries = _entries(providers, _seller(providers, model.provider, base_url), model)
     return min((entry.context_window for entry in entries if entry.context_window), default=None)
 
