@@ -1,6 +1,7 @@
 """What tests ask of the machine: a PostgreSQL server with a schema for each test, and a disk that can be full."""
 
 import os
+import signal
 import subprocess
 import tempfile
 import uuid
@@ -30,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Those who help the stories along are plain functions, and processes that they start are told the same way.
     os.environ[DISPATCHER] = config.getoption("--dispatcher")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As in what a shell starts in the background; the programs that tests start would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
