@@ -22,7 +22,7 @@ from halter.core.rows import DecisionRow, RuleRow
 from halter.guard.conditions import Anything
 from halter.guard.judge import Approval, Asked, edit_digest, judge
 from halter.guard.rules import Each, written
-from halter.journal.relay import Relay
+from halter.testing.relay import Relay
 from halter_drills.agents import begun, doors, policy_of
 from halter_drills.drill import Drill, Ground, Result, Setting, own_store, result
 from halter_drills.examine import in_memory

@@ -15,11 +15,10 @@ from typing import Final
 
 from halter.app.opened import LEASE
 from halter.core.clock import SECOND, SystemClock
-from halter.core.ports import Query
+from halter.core.ports import Query, Store
 from halter.core.rows import SessionRow
 from halter.dispatch.tending import HEARTBEAT
 from halter.guard.approvals import decide, needs_you
-from halter.journal.patient import PatientStore
 from halter.testing.postgres import Cluster, throwaway_cluster
 from halter_drills.agents import PERSON
 from halter_drills.broken import DrillBroken
@@ -135,7 +134,7 @@ async def _lived(scene: Scene, setting: Setting, total: int) -> None:
     """Begin sessions and let everything happen; return when all is over, or when that takes too long."""
     count = rounds(total)
     plan, moments = planned(1, count), beginnings(total, count)
-    store = PatientStore(scene.ground.open(), scene.clock)
+    store = scene.ground.open().patient(scene.clock)
     began = scene.clock.now()
     try:
         async with asyncio.TaskGroup() as group:
@@ -158,13 +157,13 @@ async def _until(clock: SystemClock, began: int, seconds: float) -> None:
     await clock.sleep(max(0, began + round(seconds * SECOND) - clock.now()))
 
 
-async def _begin(scene: Scene, store: PatientStore, began: int, moments: Sequence[float], total: int) -> None:
+async def _begin(scene: Scene, store: Store, began: int, moments: Sequence[float], total: int) -> None:
     for at, (session, errand) in zip(moments, sessions(total), strict=True):
         await _until(scene.clock, began, at)
         await store.commit(begun(session, errand))
 
 
-async def _over(scene: Scene, store: PatientStore) -> None:
+async def _over(scene: Scene, store: Store) -> None:
     deadline = scene.clock.now() + PATIENCE
     while scene.clock.now() < deadline:
         rows = await store.ask(Query("all_sessions", SessionRow))
@@ -173,7 +172,7 @@ async def _over(scene: Scene, store: PatientStore) -> None:
         await scene.clock.sleep(LOOK)
 
 
-async def _answering(scene: Scene, store: PatientStore) -> None:
+async def _answering(scene: Scene, store: Store) -> None:
     """Answer as a person who looks first whether it was paid; not while somebody may still pay without being asked."""
     while True:
         await scene.clock.sleep(2 * LOOK)

@@ -7,8 +7,8 @@ from typing import Literal, NoReturn
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import StoreUnavailable
 from halter.core.ports import Committed, Store, Write
-from halter.journal.relay import Relay
 from halter.testing.crash import Crashed
+from halter.testing.relay import Relay
 
 Fault = Literal["", "away", "lost", "crash before", "crash after"]
 

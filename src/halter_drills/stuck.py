@@ -29,7 +29,7 @@ from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer
 from halter.guard.flight import RateUsedUp, StillHeld
 from halter.guard.request import Answered, Request
-from halter.journal.relay import Relay, T
+from halter.testing.relay import Relay, T
 from halter.tools.shell import shell
 from halter.tools.tool import tool
 from halter_drills.agents import begun, doors, policy_of, standing_of

@@ -27,9 +27,9 @@ from halter.core.ports import Agents, Committed, Draft, Lease, Store, Stored, Ti
 from halter.guard.judge import Asked
 from halter.guard.purse import change_cap
 from halter.guard.weigh import Asking
-from halter.journal.relay import Relay
 from halter.state.life import end, park, post, start, start_child, wake
 from halter.state.session import InFlight, Session, fold
+from halter.testing.relay import Relay
 from halter_drills.plan import (
     AGENT,
     CAPS,

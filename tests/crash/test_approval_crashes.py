@@ -9,7 +9,6 @@ from halter.core.messages import Prompt, Reply
 from halter.core.usage import ModelName
 from halter.core.vocabulary import Verdict
 from halter.guard.approvals import Open, decide, needs_you
-from halter.journal.patient import PatientStore
 from halter.models.scripted import Scripted
 from halter.testing.crash import Crash
 from halter.testing.world import World, crash_everywhere
@@ -34,7 +33,7 @@ async def answers(world: World, story: Story) -> None:
         for waiting in await needs_you(world.journal):
             if waiting.subject.endswith("_3"):
                 await world.clock.sleep(LATE)
-            store = PatientStore(world.store, world.clock)
+            store = world.store.patient(world.clock)
             await store.commit(decide(waiting, verdict(story, waiting), "ada", world.ids.new()))
         await world.clock.sleep(SECOND)
 

@@ -40,7 +40,6 @@ from halter.guard.ask import Call, Standing
 from halter.guard.chokepoint import Answer
 from halter.guard.gatehouse import Gatehouse
 from halter.guard.secrets import GivenSecrets
-from halter.journal.patient import PatientStore
 from halter.journal.verify import verify
 from halter.models.prices import Prices
 from halter.sensors.poll import poll
@@ -114,7 +113,7 @@ class Manor(Story):
 
     async def live(self) -> None:
         """Let the session live here until it is over, or until the process dies."""
-        store, clock = PatientStore(self.world.store, self.world.clock), self.world.clock
+        store, clock = self.world.store.patient(self.world.clock), self.world.clock
         worker = new_worker("manor", self.world.ids)
         hot = HotState(self.pacing.fields)
         kept: dict[SessionId, Callable[[], bytes]] = {}
@@ -191,7 +190,7 @@ async def answers(world: World, manor: Manor) -> None:
         for waiting in await needs_you(world.journal):
             done = waiting.about != "unknown_call" or await was_done(world, manor, waiting.subject)
             write = decide(waiting, "approve" if done else "deny", "ada", world.ids.new())
-            await PatientStore(world.store, world.clock).commit(write)
+            await world.store.patient(world.clock).commit(write)
         await world.clock.sleep(20 * SECOND)
 
 

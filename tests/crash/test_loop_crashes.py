@@ -23,7 +23,6 @@ from halter.core.text import to_body
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Price, Usage
 from halter.guard.approvals import decide, needs_you
-from halter.journal.patient import PatientStore
 from halter.models.scripted import Scripted
 from halter.state import life
 from halter.state.receipt import Receipt
@@ -90,7 +89,7 @@ async def answers(world: World, story: Story) -> None:
             assert waiting.about == "unknown_call"
             done = await was_done(world, story, waiting.subject)
             verdict = "approve" if done else "deny"
-            store = PatientStore(world.store, world.clock)
+            store = world.store.patient(world.clock)
             await store.commit(decide(waiting, verdict, "ada", world.ids.new()))
         await world.clock.sleep(SECOND)
 
@@ -175,7 +174,7 @@ def test_a_chat_goes_on_after_a_crash_at_any_commit(every: int) -> None:
         await story.begin()
         for key in ("first", "second"):
             write = life.message("s", key, to_body(f"the {key} message"), "ada")
-            await PatientStore(world.store, world.clock).commit(write)
+            await world.store.patient(world.clock).commit(write)
             await story.attend()
 
     for world, story in everywhere(make, program, every):

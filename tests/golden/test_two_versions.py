@@ -30,9 +30,9 @@ from halter.core.ports import Committed, Draft, Lease, Query, Rows, Write
 from halter.core.rows import SessionRow
 from halter.journal.engine import Engine
 from halter.journal.open import open_store
-from halter.journal.relay import Relay
 from halter.journal.verify import verify
 from halter.state import life
+from halter.testing.relay import Relay
 from halter.testing.worker import Worker
 from halter.testing.world import World
 from tests.story.autonomous import Fleet

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from halter.core.errors import StoreUnavailable, StoreUnusable
-from halter.journal.relay import Relay
 from halter.server.limits import Limits
+from halter.testing.relay import Relay
 from tests.server.conftest import QUICK, House, furnished
 
 

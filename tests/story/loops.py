@@ -25,7 +25,7 @@ from halter.core.ids import SessionId, new_worker, session_stream
 from halter.core.messages import Message, Model, Reply, StreamChunk, Text, ToolCall, ToolResult
 from halter.core.mind import Mind
 from halter.core.pacing import Autonomy, Pacing
-from halter.core.ports import Stored
+from halter.core.ports import Store, Stored
 from halter.core.spec import Resolved
 from halter.core.tools import Failed, Tool
 from halter.core.usage import FREE, ModelName, Price, Usage
@@ -34,7 +34,6 @@ from halter.dispatch.tending import taken, tended
 from halter.guard.ask import Standing
 from halter.guard.gatehouse import Gatehouse
 from halter.guard.secrets import GivenSecrets
-from halter.journal.patient import PatientStore
 from halter.models.prices import Prices
 from halter.models.scripted import Failure, Line, Scripted
 from halter.state import life
@@ -182,7 +181,7 @@ class Story:
 
     async def begin(self, task: str = "") -> None:
         event = SessionStarted(session="s", agent="desk", kind=self.kind, started_by="ada")
-        await PatientStore(self.world.store, self.world.clock).commit(life.start(event, task.encode()))
+        await self.world.store.patient(self.world.clock).commit(life.start(event, task.encode()))
 
     async def says(self, text: str) -> Came:
         """Say something to the session, and let it answer."""
@@ -194,7 +193,7 @@ class Story:
         return await self.attend()
 
     async def attend(self) -> Came:
-        store, clock = PatientStore(self.world.store, self.world.clock), self.world.clock
+        store, clock = self.world.store.patient(self.world.clock), self.world.clock
         worker = new_worker("loop", self.world.ids)
         async with tended(store, clock, worker):
             lease = await taken(store, clock, worker, SessionId("s"), 20 * SECOND)
@@ -230,7 +229,7 @@ class Story:
         digest = str(self.policy.digest())
         return Standing("s", "desk", self.policy.phases[0], self.policy, digest, kept_usd=kept, kept_tokens=tokens)
 
-    def tools(self, store: PatientStore) -> Mapping[str, Tool]:
+    def tools(self, store: Store) -> Mapping[str, Tool]:
         made: list[Tool] = [*self.desk.tools(), *verbs(store, "s", self.kind), *self.extra]
         return {each.spec.name: each for each in made}
 
@@ -247,7 +246,7 @@ class Story:
             on_cap=policy.on_cap,
             **self.rules,
         )
-        offered = tuple(each.spec for each in self.tools(PatientStore(self.world.store, self.world.clock)).values())
+        offered = tuple(each.spec for each in self.tools(self.world.store.patient(self.world.clock)).values())
         return Thinking(
             mind=self.mind,
             rules=rules,

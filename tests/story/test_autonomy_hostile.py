@@ -21,9 +21,9 @@ from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Committed, Store, Stored, Write
 from halter.dispatch.sessions import quarantine
 from halter.guard.halts import halt
-from halter.journal.relay import Relay
 from halter.settings import read_settings
 from halter.state.life import start
+from halter.testing.relay import Relay
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment, rhythm
 from tests.story.test_dispatch import taken_away

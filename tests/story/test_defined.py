@@ -7,7 +7,7 @@ from pathlib import Path
 from halter.app.defined import GOOD_FOR, Defined
 from halter.core.ids import Digest
 from halter.core.ports import Store
-from halter.journal.relay import Relay
+from halter.testing.relay import Relay
 from halter.testing.world import World
 from tests.story.fronts import front
 

@@ -19,7 +19,6 @@ from halter.core.vocabulary import SessionKind
 from halter.dispatch.distributed import Distributed
 from halter.dispatch.sessions import Sessions, quarantine
 from halter.dispatch.tending import tended
-from halter.journal.patient import PatientStore
 from halter.state import life
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
@@ -76,7 +75,7 @@ async def works(
     world: World, attend: Attend, worker: str = "up", agents: Sequence[str] = ("desk",), *, together: int = 200
 ) -> None:
     """Be a process that runs the sessions of some agents."""
-    store: Store = PatientStore(world.store, world.clock)
+    store: Store = world.store.patient(world.clock)
     async with tended(store, world.clock, WorkerId(worker), HEARTBEAT):
         sessions = Sessions(store, world.clock, WorkerId(worker), attend)
         await dispatcher(world, sessions, tuple(agents), together).run()

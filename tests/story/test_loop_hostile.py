@@ -22,7 +22,6 @@ from halter.core.usage import ModelName, Price
 from halter.dispatch.tending import taken
 from halter.guard.approvals import decide, needs_you
 from halter.guard.purse import Held, Truth, change_cap
-from halter.journal.patient import PatientStore
 from halter.journal.retention import erase
 from halter.models.scripted import Line, Scripted
 from halter.state import life
@@ -179,7 +178,7 @@ async def test_calls_that_wait_for_room_do_not_take_longer_than_their_turn_may(w
 
 async def held_by_others(world: World, story: Story, usd: int) -> tuple[Lease, InFlight]:
     """Let another session of the same agent hold money."""
-    store = PatientStore(world.store, world.clock)
+    store = world.store.patient(world.clock)
     await world.start("other", agent="desk")
     lease = await taken(store, world.clock, new_worker("other", world.ids), SessionId("other"), SECOND)
     assert lease is not None

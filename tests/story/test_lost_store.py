@@ -35,8 +35,8 @@ from halter.guard.chokepoint import Answer
 from halter.guard.purse import Purse
 from halter.guard.secrets import GivenSecrets
 from halter.journal.open import open_store
-from halter.journal.patient import Trouble
 from halter.journal.postgres import PostgresEngine
+from halter.journal.retry import Trouble
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 from halter.settings import read_settings

@@ -21,9 +21,8 @@ from halter.core.task_rows import NotificationRow
 from halter.core.tasks import Channel, Notify, Tasks
 from halter.core.telling import Letter, Sender, Telling, Undelivered
 from halter.guard.secrets import GivenSecrets
-from halter.journal.patient import PatientStore
-from halter.journal.relay import Relay
 from halter.settings import read_settings
+from halter.testing.relay import Relay
 from halter.testing.world import World, crash_everywhere
 from halter.work.notifying import queued, row_of
 
@@ -64,7 +63,7 @@ async def queue(
     world: World, name: str = "n1", way: Way = OPS, text: str = "Look.", stream: StreamId = SESSION
 ) -> None:
     draft = queued(name, way[1], way[0], Telling(subject="News", text=text), "finding")
-    store = PatientStore(world.store, world.clock)
+    store = world.store.patient(world.clock)
     await store.commit(Write(stream, f"queued/{name}", lambda _: [draft], [row_of(name)]))
 
 

@@ -1,76 +1,94 @@
 """A store that goes away: what could not be recorded waits, and goes on when the store is back."""
 
 import asyncio
+from typing import NoReturn
+
+import pytest
 
 from halter.core.clock import SECOND
 from halter.core.errors import StoreUnavailable
 from halter.core.events import SessionStarted
 from halter.core.ids import session_stream
-from halter.core.ports import Committed, Store, Write
-from halter.journal.patient import PatientStore, Trouble
-from halter.journal.relay import Relay
+from halter.journal.memory import MemoryEngine
+from halter.journal.retry import Trouble
+from halter.journal.store import JournalStore
 from halter.state import life
 from halter.testing.world import World
-
-
-class Away(Relay):
-    """A store that is away for its first uses; the last of them is committed, but its answer is lost."""
-
-    def __init__(self, store: Store, uses: int) -> None:
-        super().__init__(store)
-        self.left = uses
-
-    async def commit(self, write: Write) -> Committed:
-        if self.left == 0:
-            return await self._store.commit(write)
-        self.left -= 1
-        if self.left == 0:
-            await self._store.commit(write)
-        raise StoreUnavailable("The disk is full. Nothing was written; free some space and it goes on.")
-
 
 START = SessionStarted(session="s", agent="a", kind="task", started_by="ada")
 
 
+class Away(MemoryEngine):
+    """An engine that is away for its first transactions; the last of them is committed, but its answer is lost."""
+
+    left = 0
+
+    def begin(self, *, wait: bool = True) -> None:
+        if self.left > 1:
+            self._fail()
+        super().begin(wait=wait)
+
+    def commit(self) -> None:
+        super().commit()
+        if self.left:
+            self._fail()
+
+    def _fail(self) -> NoReturn:
+        self.left -= 1
+        raise StoreUnavailable("The disk is full. Nothing was written; free some space and it goes on.")
+
+
+def away(world: World, uses: int) -> JournalStore:
+    engine = Away(now=world.clock.now, new_id=world.ids.new)
+    engine.left = uses
+    return JournalStore(engine, inline=True)
+
+
 async def test_a_write_waits_until_the_store_is_back_and_happens_once(world: World) -> None:
-    patient = PatientStore(Away(world.store, uses=6), world.clock)
+    store, trouble = away(world, 6), Trouble()
     before = world.now
-    committed = await patient.commit(life.start(START))
+    committed = await store.patient(world.clock, trouble).commit(life.start(START))
     assert committed.repeated
-    assert [event.seq for event in await world.store.read(session_stream("s"))] == [1]
+    assert [event.seq for event in await store.read(session_stream("s"))] == [1]
     assert world.now - before > 2 * SECOND
-    assert patient.problem == ""
+    assert trouble.problem == ""
 
 
-async def test_whoever_looks_is_told_why_it_waits(world: World) -> None:
-    patient = PatientStore(Away(world.store, uses=100), world.clock)
-    waiting = asyncio.create_task(patient.commit(life.start(START)))
+async def test_the_reason_of_the_wait_is_shown_and_a_cancelled_write_never_happens(world: World) -> None:
+    store, trouble = away(world, 100), Trouble()
+    waiting = asyncio.create_task(store.patient(world.clock, trouble).commit(life.start(START)))
     await world.advance(SECOND)
-    assert "disk is full" in patient.problem
+    assert "disk is full" in trouble.problem
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert await world.store.read(session_stream("s")) == []
+    assert await store.read(session_stream("s")) == []
 
 
-async def test_whoever_is_to_tell_people_hears_of_it_once_and_then_that_it_is_over(world: World) -> None:
+async def test_the_problem_is_told_once_and_then_that_it_is_over(world: World) -> None:
     told: list[str] = []
-    patient = PatientStore(Away(world.store, uses=6), world.clock, Trouble(told.append))
-    await patient.commit(life.start(START))
+    await away(world, 6).patient(world.clock, Trouble(told.append)).commit(life.start(START))
     assert [sentence.partition(".")[0] for sentence in told] == ["The disk is full", ""]
 
 
-async def test_it_is_not_over_while_anybody_still_waits(world: World) -> None:
+async def test_it_is_not_over_while_another_call_still_waits(world: World) -> None:
     told: list[str] = []
     trouble = Trouble(told.append)
-    full, fine = PatientStore(Away(world.store, uses=100), world.clock, trouble), PatientStore(world.store, world.clock)
+    full, fine = away(world, 100).patient(world.clock, trouble), world.journal.patient(world.clock, trouble)
     waiting = asyncio.create_task(full.commit(life.start(START)))
     await world.advance(SECOND)
-    await PatientStore(world.store, world.clock, trouble).read(session_stream("s"))
     await fine.read(session_stream("s"))
+    await world.journal.patient(world.clock).read(session_stream("s"))
     assert len(told) == 1
     assert "disk is full" in trouble.problem
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert len(told) == 1
-    await PatientStore(world.store, world.clock, trouble).read(session_stream("s"))
+    await fine.read(session_stream("s"))
     assert told[1:] == [""]
+
+
+async def test_the_store_itself_does_not_wait(world: World) -> None:
+    store = away(world, 100)
+    store.patient(world.clock)
+    with pytest.raises(StoreUnavailable):
+        await store.commit(life.start(START))

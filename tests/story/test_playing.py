@@ -19,7 +19,7 @@ from halter.core.errors import LeaseLost
 from halter.core.events import CallStarted, SessionParked, SessionStarted
 from halter.core.ids import SessionId, new_worker, session_stream
 from halter.core.money import Account
-from halter.core.ports import Lease
+from halter.core.ports import Lease, Store
 from halter.core.spec import Resolved
 from halter.core.tools import Failed, Tool
 from halter.dispatch.tending import taken, tended
@@ -30,7 +30,6 @@ from halter.guard.halts import cancel, halt
 from halter.guard.purse import change_cap
 from halter.guard.rules import Same
 from halter.guard.secrets import GivenSecrets
-from halter.journal.patient import PatientStore
 from halter.models.prices import Prices
 from halter.state import life
 from halter.state.receipt import Receipt, receipt
@@ -111,7 +110,7 @@ class Play:
 
     async def begin(self, world: World) -> None:
         event = SessionStarted(session="s", agent="desk", kind="task", started_by="ada")
-        await PatientStore(world.store, world.clock).commit(life.start(event, written(self.task)))
+        await world.store.patient(world.clock).commit(life.start(event, written(self.task)))
 
     async def run(self, world: World) -> None:
         await self.begin(world)
@@ -120,13 +119,13 @@ class Play:
                 self.ended = await walk(self.running(world, store, lease), store, self.task)
 
     @asynccontextmanager
-    async def taken(self, world: World) -> AsyncGenerator[tuple[PatientStore, Lease | None]]:
-        store = PatientStore(world.store, world.clock)
+    async def taken(self, world: World) -> AsyncGenerator[tuple[Store, Lease | None]]:
+        store = world.store.patient(world.clock)
         worker = new_worker("play", world.ids)
         async with tended(store, world.clock, worker):
             yield store, await taken(store, world.clock, worker, SessionId("s"), 20 * SECOND)
 
-    def running(self, world: World, store: PatientStore, lease: Lease) -> Running:
+    def running(self, world: World, store: Store, lease: Lease) -> Running:
         gatehouse = Gatehouse(store, world.clock, redact=lambda text: text, secrets=GivenSecrets({}), prices=Prices({}))
         standing = Standing("s", "desk", self.policy.phases[0], self.policy, str(self.policy.digest()))
         return Running(store, world.clock, gatehouse, lease, standing, self.desk.tools)
@@ -186,7 +185,7 @@ def test_a_crash_at_any_commit_does_no_plain_write_twice_and_asks_about_each_tha
             assert waiting.about == "unknown_call"
             done = play.desk.done["send one" if waiting.subject == "s.3" else "send two"] > 0
             verdict = "approve" if done else "deny"
-            await PatientStore(world.store, world.clock).commit(decide(waiting, verdict, "ada", world.ids.new()))
+            await world.store.patient(world.clock).commit(decide(waiting, verdict, "ada", world.ids.new()))
 
     def new_world(crash: Crash | None) -> World:
         plays.append(Play(task, Desk()))

@@ -30,12 +30,12 @@ from halter.guard.halts import halt, resume
 from halter.guard.purse import Purse, change_cap
 from halter.guard.recovery import Doubt, Recovery
 from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request
-from halter.journal.relay import Relay
 from halter.models.prices import Prices, Tariff, stated
 from halter.models.scripted import Failure, Line, Scripted, say
 from halter.state import life
 from halter.state.receipt import receipt
 from halter.state.session import replay
+from halter.testing.relay import Relay
 from halter.testing.world import World
 
 SCOPES = ("session:s", "agent:desk", "fleet")

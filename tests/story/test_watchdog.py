@@ -29,7 +29,6 @@ from halter.dispatch.tending import tended
 from halter.dispatch.watchdog import Patience, idles, outwaited
 from halter.guard.purse import Held, Truth
 from halter.guard.request import TIMEOUT
-from halter.journal.patient import PatientStore
 from halter.state import life
 from halter.state.receipt import receipt
 from halter.state.session import InFlight
@@ -51,7 +50,7 @@ def allowed(_: str, flight: InFlight) -> int:
 
 async def works(world: World, attend: Attend, worker: str = "up", idle_halt: int = IDLE) -> None:
     """Be a process that runs the sessions of an agent, and watches over them."""
-    store: Store = PatientStore(world.store, world.clock)
+    store: Store = world.store.patient(world.clock)
     async with tended(store, world.clock, WorkerId(worker), HEARTBEAT):
         sessions = Sessions(store, world.clock, WorkerId(worker), attend)
         sessions.patience = Patience(lambda _: idle_halt, allowed)

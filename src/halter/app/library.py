@@ -41,7 +41,7 @@ from halter.core.mind import Mind
 from halter.core.money import Usd, usd
 from halter.core.newer import left_to_newer
 from halter.core.options import demand_known
-from halter.core.ports import Lease, Query, Stored, kept
+from halter.core.ports import Lease, Query, Store, Stored, kept
 from halter.core.rows import SessionRow
 from halter.core.text import to_body
 from halter.core.vocabulary import State, TerminalReason
@@ -51,7 +51,6 @@ from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer, NeedsPerson
 from halter.guard.flight import StillHeld
 from halter.guard.gatehouse import Gatehouse
-from halter.journal.patient import PatientStore
 from halter.state import life
 from halter.state.receipt import Receipt
 from halter.state.receipt import receipt as receipt_of
@@ -207,7 +206,7 @@ class _Opened(msgspec.Struct, frozen=True):
     """What a guard has while it is open."""
 
     app: App
-    store: PatientStore
+    store: Store
     agent: Assembled
     gatehouse: Gatehouse
     worker: WorkerId

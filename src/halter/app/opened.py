@@ -16,7 +16,7 @@ from halter.core.protected import Writable
 from halter.core.pulse import Pulse
 from halter.dispatch.clocks import StoreTime, steady
 from halter.guard.purse import Purse
-from halter.journal.patient import PatientStore, Trouble
+from halter.journal.retry import Trouble
 from halter.settings import Settings
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class App:
             raise RuntimeError("This store was opened only to look at it: no agent may be put together on it.")
         return self.policy.fleet
 
-    def patient(self) -> PatientStore:
-        """Make a store that waits where this one is away. What is wrong then is known to all of them together."""
-        return PatientStore(self.store, self.clock, self.trouble)
+    def patient(self) -> "JournalStore":
+        """Return a handle on the store that waits while it is unavailable; all of them share `trouble`."""
+        return self.store.patient(self.clock, self.trouble)
 
 
 @asynccontextmanager

@@ -20,10 +20,11 @@ from halter.config.load import Document, Places
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ConfigError
 from halter.core.ids import WorkerId, new_worker
+from halter.core.ports import Store
 from halter.core.tools import Tool
 from halter.dispatch.tending import tended
 from halter.guard.secrets import GivenSecrets, Secrets, from_environment
-from halter.journal.patient import PatientStore, Tell, nobody
+from halter.journal.retry import Tell, untold
 from halter.settings import Settings, read_settings
 from halter.tools.tool import FunctionTool, Options
 from halter.tools.tool import tool as made_tool
@@ -56,7 +57,7 @@ class Held:
     """A store that a program works on, as a worker whose leases are kept alive."""
 
     app: App
-    store: PatientStore
+    store: Store
     worker: WorkerId
     lease: int
 
@@ -77,7 +78,7 @@ async def opened(
             warnings.warn(told, PolicyWarning, stacklevel=2)
         worker = new_worker(name, app.ids)
         store = app.patient()
-        app.trouble.tell = options.get("tell", nobody)
+        app.trouble.tell = options.get("tell", untold)
         async with tended(store, app.clock, worker, max(lease // 3, 1)):
             yield Held(app, store, worker, lease)
 

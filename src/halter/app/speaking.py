@@ -16,8 +16,8 @@ from halter.core.errors import ConfigError
 from halter.core.ids import WorkerId
 from halter.core.messages import Model
 from halter.core.mind import REFLEX, SCRIPTED, ModelPurpose
+from halter.core.ports import Store
 from halter.guard.gatehouse import Gatehouse
-from halter.journal.patient import PatientStore
 from halter.work.verbs import READ_OUTPUT
 
 PATIENCE: Final = LEASE + 5 * SECOND
@@ -39,7 +39,7 @@ class Speaking(msgspec.Struct, frozen=True):
     defined: Defined = msgspec.field(default_factory=Defined)
 
     @property
-    def store(self) -> PatientStore:
+    def store(self) -> Store:
         """The store, waited for while it is away."""
         return self.app.patient()
 

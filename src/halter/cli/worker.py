@@ -98,7 +98,6 @@ async def _work(
     from halter.app.tracing import traced_here
     from halter.app.up import Runner, Up
     from halter.brain.together import until_first
-    from halter.journal.patient import PatientStore
 
     async def serve(hooks: Hooks) -> None:
         if where is not None:
@@ -114,7 +113,7 @@ async def _work(
         _drained_by_signals(runs)
         committed = Committed(asyncio.get_running_loop(), lambda stream: stream.startswith(("session:", "trigger:")))
         app.store.observe(committed)
-        patient = PatientStore(app.store, app.clock)
+        patient = app.store.patient(app.clock)
         with traced_here(app, patient, lambda told: shows.told("traces", told)) as tracing:
             await until_first([runs.run(folders), watch(_news(committed, bus), shows), *map(_beside, tracing)])
 

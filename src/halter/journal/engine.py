@@ -6,16 +6,13 @@ An engine is synchronous and knows nothing of asyncio; `JournalStore` runs it in
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from halter.core.errors import LeaseLost, RowRefused, StoreUnavailable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.library import Chunk, Found
-from halter.core.ports import Agents, Beat, Change, Committed, Lease, Offered, Put, Stored, Ticket, Write
+from halter.core.ports import Agents, Beat, Change, Lease, Offered, Put, Stored, Ticket
 from halter.core.row import Row, RowKey
 from halter.core.rows import TABLES, StreamRow
-from halter.journal.apply import Applier, Changes, WorkingSet, declared, fence
+from halter.journal.apply import Changes
 from halter.journal.entries import Entry
-
-RETRIES = 20
 
 PROJECTIONS: Final = tuple(table for table in TABLES if table is not StreamRow)
 """The tables that a rebuild makes anew. Heads are not among them: they are a part of the chain, and evidence."""
@@ -166,91 +163,3 @@ class Engine(Protocol):
     def close(self) -> None:
         """Let go of everything."""
         ...
-
-
-Answer = Committed | LeaseLost
-
-
-def run(
-    engine: Engine, writes: Sequence[Write], apply: Applier, salt: Callable[[int], bytes], *, wait: bool = True
-) -> list[Answer]:
-    """Commit several writes in one transaction, each as if it were alone.
-
-    A lost lease is the answer of its own write only. Any other error undoes all of them.
-    """
-    refused = False
-    for _ in range(RETRIES):
-        engine.begin(wait=wait)
-        done = False
-        try:
-            answers = _together(engine, writes, apply, salt)
-            done = True
-        except Conflict:
-            continue
-        except RowRefused:
-            # A row that another process inserted between two looks can make a decision that no row fits: look again.
-            if refused:
-                raise
-            refused = True
-            continue
-        finally:
-            if not done:
-                engine.rollback()
-        return answers
-    raise StoreUnavailable(
-        f"{RETRIES} attempts to commit met rows that others had just inserted; it may be tried again."
-    )
-
-
-def _together(engine: Engine, writes: Sequence[Write], apply: Applier, salt: Callable[[int], bytes]) -> list[Answer]:
-    every = [each for write in writes for each in in_order(write)]
-    loaded = engine.load(declared(every))
-    earlier = dict(engine.committed([write.key for write in every]))
-    rows = WorkingSet(loaded, engine.now())
-    answers = [_answer(write, earlier, rows, apply, salt) for write in writes]
-    changes = rows.changes()
-    if changes.events:
-        engine.save(changes)
-    engine.commit()
-    return answers
-
-
-def in_order(write: Write) -> Sequence[Write]:
-    """List a write and those that go before it, the first one first."""
-    return (write,) if write.first is None else (*in_order(write.first), write)
-
-
-def _answer(
-    write: Write,
-    earlier: dict[str, tuple[Stored, ...]],
-    rows: WorkingSet,
-    apply: Applier,
-    salt: Callable[[int], bytes],
-) -> Answer:
-    """Do one write, after the one that goes before it; where that is refused, so is this one."""
-    first = None if write.first is None else _answer(write.first, earlier, rows, apply, salt)
-    if isinstance(first, LeaseLost):
-        return first
-    known = own(write, earlier.get(write.key, ()))
-    try:
-        answer = _repeated(write, known, rows) if known else apply(write, rows, salt)
-    except LeaseLost as lost:
-        return lost
-    if not answer.repeated:
-        earlier[write.key] = (*earlier.get(write.key, ()), *answer.events)
-    return answer if first is None else Committed(answer.events, answer.repeated, first)
-
-
-def own(write: Write, known: tuple[Stored, ...]) -> tuple[Stored, ...]:
-    """Of the events under a key, those in the write's streams: in another stream the same key is another write."""
-    if not known:
-        return known
-    streams = {write.stream, *write.others}
-    return tuple(stored for stored in known if stored.stream in streams)
-
-
-def _repeated(write: Write, known: tuple[Stored, ...], rows: WorkingSet) -> Committed:
-    """Answer as the first time; but an owner that lost its lease must not take its successor's write for its own."""
-    if write.lease is not None and write.lease.generation != known[0].generation:
-        fence(write.lease, rows)
-    return Committed(known, repeated=True)

@@ -1,19 +1,21 @@
 """The store that every layer above sees: one writer that commits what waits together."""
 
 import asyncio
+import copy
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from hashlib import sha256
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
 
-from halter.core.errors import LeaseLost, StoreUnavailable, StoreUnusable
+from halter.core.clock import Clock
+from halter.core.errors import LeaseLost, RowRefused, StoreUnavailable, StoreUnusable
 from halter.core.events import FORMAT
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.library import Chunk, Found, asked_words
@@ -33,11 +35,14 @@ from halter.core.ports import (
 )
 from halter.core.row import Row
 from halter.core.text import clean
-from halter.journal.apply import Applier, apply
-from halter.journal.engine import Answer, Busy, Engine, View, run
+from halter.journal.apply import Applier, WorkingSet, apply, declared, fence
+from halter.journal.engine import Busy, Conflict, Engine, View
 from halter.journal.entries import entries
+from halter.journal.retry import Retry, Trouble
 
 T = TypeVar("T")
+
+Answer = Committed | LeaseLost
 
 BATCH: Final = 256
 """How many writes share one transaction at most: enough to share a sync, few enough to keep locks short."""
@@ -50,10 +55,12 @@ PORTION: Final = 200
 """So many chunks of a document are written in one transaction: a fraction of a second of everybody else's time."""
 
 INDEX_ATTEMPTS: Final = 5
+DECISIONS: Final = 20
+"""How often a transaction is decided anew because another process had just inserted one of its rows."""
 
 
 class Observer(Protocol):
-    """Somebody who is told what was committed, in the thread that wrote it, and must neither fail nor tarry."""
+    """Told what was committed, in the thread that wrote it: it must not raise or block."""
 
     @property
     def every_seconds(self) -> float:
@@ -69,33 +76,29 @@ class Observer(Protocol):
         ...
 
 
-class JournalStore:
-    """A store over an engine.
-
-    With `inline`, everything runs in the caller's thread, as simulation wants it. Otherwise one thread writes:
-    what arrives while it is busy shares its next transaction, and a lone write skips the thread altogether.
-    """
+class _Journal:
+    """An engine with its threads and the queue of what waits to be written; all handles of one store share it."""
 
     def __init__(
         self,
         engine: Engine,
         *,
-        inline: bool = False,
-        salt: Callable[[int], bytes] = os.urandom,
-        applier: Applier = apply,
-        observers: Sequence[Observer] = (),
+        inline: bool,
+        salt: Callable[[int], bytes],
+        applier: Applier,
+        observers: Sequence[Observer],
     ) -> None:
-        self._engine = engine
-        self._inline = inline
+        self.engine = engine
+        self.inline = inline
         self._salt = salt
         self._applier = applier
-        self._observers = observers
+        self.observers = observers
         self._waiting: deque[tuple[Write, asyncio.Future[Committed]]] = deque()
         self._busy = False
         self._writing_now = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "halter-journal-writer")
         self._reader = ThreadPoolExecutor(1, "halter-journal-reader")
-        # A thread of its own: those that everybody shares may all be stuck, and nobody would hear of others' writes.
+        # A thread of its own: the shared ones may all be stuck, and the writes of other processes would go unheard.
         self._watching = ThreadPoolExecutor(1, "halter-journal-watcher")
         self._timers: dict[Observer, asyncio.TimerHandle] = {}
         # Not a set: followers are told in one order, so that a run can be replayed.
@@ -103,146 +106,52 @@ class JournalStore:
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
 
-    def observe(self, observer: Observer) -> None:
-        """Let somebody else see what this process commits, from now on."""
-        self._observers = (*self._observers, observer)
+    def commit_here(self, write: Write) -> Committed:
+        """Commit in the caller's thread."""
+        return self._told(self._run([write])[0])
 
-    async def commit(self, write: Write) -> Committed:
-        """Do all of the write or nothing; it is durable when this returns."""
-        write = _with_clean_keys(write)
-        if self._inline:
-            return self._told(self._run([write])[0])
-        answer: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
+    def queued(self, write: Write) -> asyncio.Future[Committed]:
+        """Queue a write: what waits together shares a transaction."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Committed] = loop.create_future()
         if not self._timers:
-            for observer in self._observers:
+            for observer in self.observers:
                 self._set_timer(observer)
         self._waiting.append((write, answer))
         if not self._busy:
             self._busy = True
-            asyncio.get_running_loop().call_soon(self._flush)
-        return await answer
+            loop.call_soon(self._flush)
+        return answer
 
-    async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
-        """Return the events of a stream that follow `after`, in order."""
-        return await self._reading(lambda: self._engine.read(StreamId(clean(stream)), after, limit))
-
-    async def claim(
-        self, worker: WorkerId, limit: int, only: SessionId | Ticket | None = None, agents: Agents | None = None
-    ) -> Sequence[Lease]:
-        """Take sessions that are due or orphaned, or the one that is named; each gets its next generation."""
-        return await self._writing(lambda: self._engine.claim(worker, limit, FORMAT, only, agents))
-
-    async def offer(self, limit: int, agents: Agents, put: Put) -> Offered:
-        """Hand out tickets for what could be claimed, unless another process is doing so."""
-        return await self._writing(lambda: self._engine.offer(limit, FORMAT, agents, put))
-
-    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = "") -> Beat:
-        """Renew all leases of a worker."""
-        return await self._writing(lambda: self._engine.beat(worker, snapshots, about))
-
-    async def leave(self, worker: WorkerId) -> None:
-        """Let go of all leases of a worker that ends in good order."""
-        await self._writing(lambda: self._engine.leave(worker))
-
-    async def ask(self, query: Query[T]) -> Sequence[T]:
-        """Answer a named read-only question."""
-        params = {name: clean(given) if isinstance(given, str) else given for name, given in query.params.items()}
-        found = await self._reading(lambda: self._engine.ask(query.name, params))
-        return [msgspec.convert(row, query.row, strict=False) for row in found]
-
-    async def now(self) -> int:
-        """Tell the store's time, which timers and leases follow."""
-
-        def look() -> int:
-            self._engine.begin()
-            try:
-                self._engine.load([])
-                return self._engine.now()
-            finally:
-                self._engine.rollback()
-
-        return await self._writing(look)
-
-    async def put(self, data: bytes) -> Digest:
-        """Keep a blob under its digest."""
-        digest = Digest(sha256(data).hexdigest())
-        await self._writing(lambda: self._engine.put(digest, data))
-        return digest
-
-    async def get(self, digest: Digest) -> bytes:
-        """Return a blob; KeyError if it is not there, or no longer."""
-        data = await self._reading(lambda: self._engine.get(digest))
-        if data is None:
-            raise KeyError(digest)
-        return data
-
-    async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
-        """Keep a document's chunks. Large ones are written in portions, so that nobody else waits for long."""
-        name = clean(document)
-        if name in await self.indexed([name]):
-            return
-        made = entries(name, chunks) if self._inline else await asyncio.to_thread(entries, name, chunks)
-        await self.forget(name)
-        for _ in range(INDEX_ATTEMPTS):
-            for start in range(0, len(made), PORTION):
-                portion = made[start : start + PORTION]
-                await self._writing(partial(self._engine.add_chunks, name, portion))
-            if await self._writing(partial(self._engine.show_document, name, len(made))):
-                return
-        raise StoreUnavailable(f"The document {name} was forgotten whenever it was written; it may be tried again.")
-
-    async def forget(self, document: str) -> None:
-        """Drop a document's chunks, whole or not; it is seen no more from the first moment on."""
-        drop = partial(self._engine.drop_chunks, clean(document), PORTION)
-        while await self._writing(drop) == PORTION:
-            pass
-
-    async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents are there."""
-        return await self._reading(lambda: self._engine.indexed([clean(document) for document in documents]))
-
-    async def chunks(self, document: str) -> Sequence[Chunk]:
-        """Return a document's chunks in order."""
-        return await self._reading(lambda: self._engine.chunks(clean(document)))
-
-    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[Found]:
-        """Find chunks with all of the words, or where there are none, with any of them."""
-        named = [clean(document) for document in documents]
-        most = max(0, min(limit, MOST_FOUND))
-
-        def look() -> Sequence[Found]:
-            wanted = asked_words(words)
-            if not wanted:
-                return []
-            search = self._engine.search
-            return search(named, wanted, most, every=True) or search(named, wanted, most, every=False)
-
-        return await self._reading(look)
-
-    async def study(self, job: Callable[[View], T]) -> T:
-        """Let a job look at the store as it is at this moment, for as long as it likes and in nobody's way."""
+    async def write(self, job: Callable[[], T]) -> T:
+        """Do something that must not run beside a transaction."""
 
         def alone() -> T:
             with self._writing_now:
-                view = self._engine.view()
+                return job()
+
+        return alone() if self.inline else await asyncio.get_running_loop().run_in_executor(self._writer, alone)
+
+    async def read(self, job: Callable[[], T]) -> T:
+        """Do something that may run beside a transaction."""
+        return job() if self.inline else await asyncio.get_running_loop().run_in_executor(self._reader, job)
+
+    async def study(self, job: Callable[[View], T]) -> T:
+        """Let a job look at the store as it is at this moment."""
+
+        def alone() -> T:
+            with self._writing_now:
+                view = self.engine.view()
             with closing(view):
                 return job(view)
 
-        return alone() if self._inline else await asyncio.to_thread(alone)
-
-    async def replace(self, make: Callable[[View], Iterable[Row]]) -> None:
-        """Put new rows in place of all projections, in one transaction."""
-        await self._writing(lambda: self._engine.replace(make))
-
-    async def scrub(self) -> bool:
-        """Overwrite what lingers of erased bodies; False if somebody's reading was in the way."""
-        return await self._writing(self._engine.scrub)
+        return alone() if self.inline else await asyncio.to_thread(alone)
 
     async def changes(self) -> AsyncIterator[Change]:
-        """Follow which streams grow. A reader that lags loses hints, never events."""
+        """Follow which streams grow."""
         hints: asyncio.Queue[Change] = asyncio.Queue(HINTS_KEPT)
         self._followers[hints] = None
-        if self._watcher is None and not self._inline:
+        if self._watcher is None and not self.inline:
             self._watcher = asyncio.create_task(self._watch(), name="halter-journal-watcher")
         try:
             while True:
@@ -251,7 +160,7 @@ class JournalStore:
             del self._followers[hints]
 
     async def close(self) -> None:
-        """Finish what was begun and let go of the store."""
+        """Finish what was begun and let go of the engine."""
         if self._closed:
             return
         self._closed = True
@@ -260,25 +169,59 @@ class JournalStore:
         self._watching.shutdown()
         for timer in self._timers.values():
             timer.cancel()
-        for observer in self._observers:
-            await self._writing(observer.flush)
-        # Whoever still reads must not find the store gone under it.
+        for observer in self.observers:
+            await self.write(observer.flush)
+        # A read that is under way must not find the engine closed.
         await asyncio.get_running_loop().run_in_executor(self._writer, self._reader.shutdown)
-        await self._writing(self._engine.close)
+        await self.write(self.engine.close)
         self._writer.shutdown()
 
     def _run(self, writes: Sequence[Write], *, wait: bool = True) -> list[Answer]:
+        """Commit several writes in one transaction, each as if it were alone, and tell the observers."""
         if not self._writing_now.acquire(blocking=wait):
             raise Busy
         try:
-            answers = run(self._engine, writes, self._applier, self._salt, wait=wait)
+            answers = self._committed(writes, wait=wait)
         finally:
             self._writing_now.release()
-        if self._observers:
+        if self.observers:
             fresh = [event for answer in answers if isinstance(answer, Committed) for event in answer.fresh()]
-            for observer in self._observers if fresh else ():
+            for observer in self.observers if fresh else ():
                 observer.saw(fresh)
         return answers
+
+    def _committed(self, writes: Sequence[Write], *, wait: bool) -> list[Answer]:
+        """Load, decide, save and commit. A lost lease is the answer of its own write; any other error undoes all."""
+        engine, refused = self.engine, False
+        every = [each for write in writes for each in in_order(write)]
+        for _ in range(DECISIONS):
+            engine.begin(wait=wait)
+            done = False
+            try:
+                loaded = engine.load(declared(every))
+                earlier = dict(engine.committed([write.key for write in every]))
+                rows = WorkingSet(loaded, engine.now())
+                answers = [_answer(write, earlier, rows, self._applier, self._salt) for write in writes]
+                changes = rows.changes()
+                if changes.events:
+                    engine.save(changes)
+                engine.commit()
+                done = True
+            except Conflict:
+                continue
+            except RowRefused:
+                # A row that another process inserted meanwhile can make a decision that fits no row: look again.
+                if refused:
+                    raise
+                refused = True
+                continue
+            finally:
+                if not done:
+                    engine.rollback()
+            return answers
+        raise StoreUnavailable(
+            f"{DECISIONS} attempts to commit met rows that others had just inserted; it may be tried again."
+        )
 
     def _set_timer(self, observer: Observer) -> None:
         later = asyncio.get_running_loop().call_later
@@ -289,29 +232,27 @@ class JournalStore:
         asyncio.get_running_loop().run_in_executor(self._writer, observer.flush)
 
     def _flush(self) -> None:
+        """Commit what waits. A lone write runs in this thread, which is cheaper than waking another."""
         batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-        if len(batch) == 1 and self._ran_at_once(batch):
-            self._flushed()
-            return
+        if len(batch) == 1:
+            answers: Sequence[Answer | Exception] = ()
+            try:
+                answers = self._run([batch[0][0]], wait=False)
+            except Busy:
+                pass
+            except Exception as error:  # noqa: BLE001  the caller of this write gets its error
+                answers = [error]
+            if answers:
+                self._answer(batch, answers)
+                self._flushed()
+                return
         attempt = asyncio.get_running_loop().run_in_executor(self._writer, self._run, [write for write, _ in batch])
         attempt.add_done_callback(lambda done: self._wrote(batch, done))
-
-    def _ran_at_once(self, batch: list[tuple[Write, asyncio.Future[Committed]]]) -> bool:
-        """Commit a lone write in this thread: cheaper than waking another, unless the store must be waited for."""
-        done: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        try:
-            done.set_result(self._run([batch[0][0]], wait=False))
-        except Busy:
-            return False
-        except Exception as error:  # noqa: BLE001  whoever asked for this write gets its error
-            done.set_exception(error)
-        self._answered(batch, done)
-        return True
 
     def _wrote(self, batch: list[tuple[Write, asyncio.Future[Committed]]], done: asyncio.Future[list[Answer]]) -> None:
         error = done.exception()
         if error is None or len(batch) == 1 or isinstance(error, (StoreUnavailable, StoreUnusable)):
-            self._answered(batch, done)
+            self._answer(batch, _answers(done, len(batch)))
             self._flushed()
         else:
             self._one_by_one(batch)
@@ -322,14 +263,14 @@ class JournalStore:
         for write, answer in batch:
             attempt = loop.run_in_executor(self._writer, self._run, [write])
             alone = [(write, answer)]
-            attempt.add_done_callback(lambda done, alone=alone: self._answered(alone, done))
+            attempt.add_done_callback(lambda done, alone=alone: self._answer(alone, _answers(done)))
         self._flushed()
 
-    def _answered(
-        self, batch: list[tuple[Write, asyncio.Future[Committed]]], done: asyncio.Future[list[Answer]]
+    def _answer(
+        self,
+        batch: list[tuple[Write, asyncio.Future[Committed]]],
+        answers: Sequence[Answer | BaseException],
     ) -> None:
-        error = done.exception()
-        answers = [error] * len(batch) if error is not None else done.result()
         for (_, future), answer in zip(batch, answers, strict=True):
             if future.done():
                 continue
@@ -360,21 +301,243 @@ class JournalStore:
     async def _watch(self) -> None:
         while not self._closed:
             try:
-                look = partial(self._engine.wait_for_others, WATCH_SECONDS)
+                look = partial(self.engine.wait_for_others, WATCH_SECONDS)
                 self._hint(await asyncio.get_running_loop().run_in_executor(self._watching, look))
-            except Exception:  # noqa: BLE001  whatever it was, a watcher that ends leaves everybody deaf
+            except Exception:  # noqa: BLE001  a watcher that ends leaves every follower deaf
                 self._hint([Change(EVERY_STREAM, 0)])
                 await asyncio.sleep(WATCH_SECONDS)
 
-    async def _writing(self, job: Callable[[], T]) -> T:
-        def alone() -> T:
-            with self._writing_now:
-                return job()
 
-        return alone() if self._inline else await asyncio.get_running_loop().run_in_executor(self._writer, alone)
+class JournalStore:
+    """A store over an engine.
 
-    async def _reading(self, job: Callable[[], T]) -> T:
-        return job() if self._inline else await asyncio.get_running_loop().run_in_executor(self._reader, job)
+    With `inline`, everything runs in the caller's thread, as simulation wants it. Otherwise one thread writes:
+    what arrives while it is busy shares its next transaction, and a lone write skips the thread altogether.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        inline: bool = False,
+        salt: Callable[[int], bytes] = os.urandom,
+        applier: Applier = apply,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self._engine = engine
+        self._journal = _Journal(engine, inline=inline, salt=salt, applier=applier, observers=observers)
+        self.retry: Retry | None = None
+
+    def patient(self, clock: Clock, trouble: Trouble | None = None) -> Self:
+        """Return a handle on the same store that waits while the store is unavailable, instead of raising."""
+        handle = copy.copy(self)
+        handle.retry = Retry(clock, trouble or Trouble())
+        return handle
+
+    def observe(self, observer: Observer) -> None:
+        """Let an observer see what this process commits, from now on."""
+        self._journal.observers = (*self._journal.observers, observer)
+
+    async def commit(self, write: Write) -> Committed:
+        """Do all of the write or nothing; it is durable when this returns."""
+        write, journal = _with_clean_keys(write), self._journal
+        try:
+            committed = journal.commit_here(write) if journal.inline else await journal.queued(write)
+        except StoreUnavailable as away:
+            if self.retry is None:
+                raise
+            return await self.retry.repeat(partial(self._commit_once, write), away)
+        if self.retry is not None and self.retry.trouble.problem:
+            self.retry.trouble.passed()
+        return committed
+
+    async def _commit_once(self, write: Write) -> Committed:
+        return self._journal.commit_here(write) if self._journal.inline else await self._journal.queued(write)
+
+    async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
+        """Return the events of a stream that follow `after`, in order."""
+        return await self._read(lambda: self._engine.read(StreamId(clean(stream)), after, limit))
+
+    async def claim(
+        self, worker: WorkerId, limit: int, only: SessionId | Ticket | None = None, agents: Agents | None = None
+    ) -> Sequence[Lease]:
+        """Take sessions that are due or orphaned, or the one that is named; each gets its next generation."""
+        return await self._write(lambda: self._engine.claim(worker, limit, FORMAT, only, agents))
+
+    async def offer(self, limit: int, agents: Agents, put: Put) -> Offered:
+        """Hand out tickets for what could be claimed, unless another process is doing so."""
+        return await self._write(lambda: self._engine.offer(limit, FORMAT, agents, put))
+
+    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = "") -> Beat:
+        """Renew all leases of a worker."""
+        return await self._write(lambda: self._engine.beat(worker, snapshots, about))
+
+    async def leave(self, worker: WorkerId) -> None:
+        """Let go of all leases of a worker that ends in good order."""
+        await self._write(lambda: self._engine.leave(worker))
+
+    async def ask(self, query: Query[T]) -> Sequence[T]:
+        """Answer a named read-only question."""
+        params = {name: clean(given) if isinstance(given, str) else given for name, given in query.params.items()}
+        found = await self._read(lambda: self._engine.ask(query.name, params))
+        return [msgspec.convert(row, query.row, strict=False) for row in found]
+
+    async def now(self) -> int:
+        """Tell the store's time, which timers and leases follow."""
+
+        def look() -> int:
+            self._engine.begin()
+            try:
+                self._engine.load([])
+                return self._engine.now()
+            finally:
+                self._engine.rollback()
+
+        return await self._journal.write(look)
+
+    async def put(self, data: bytes) -> Digest:
+        """Keep a blob under its digest."""
+        digest = Digest(sha256(data).hexdigest())
+        await self._write(lambda: self._engine.put(digest, data))
+        return digest
+
+    async def get(self, digest: Digest) -> bytes:
+        """Return a blob; KeyError if it is not there, or no longer."""
+        data = await self._read(lambda: self._engine.get(digest))
+        if data is None:
+            raise KeyError(digest)
+        return data
+
+    async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
+        """Keep a document's chunks. Large ones are written in portions, so that other writers do not wait for long."""
+        await self._patiently(lambda: self._index(clean(document), chunks))
+
+    async def _index(self, name: str, chunks: Sequence[Chunk]) -> None:
+        if name in await self._journal.read(lambda: self._engine.indexed([name])):
+            return
+        made = entries(name, chunks) if self._journal.inline else await asyncio.to_thread(entries, name, chunks)
+        await self._forget(name)
+        for _ in range(INDEX_ATTEMPTS):
+            for start in range(0, len(made), PORTION):
+                portion = made[start : start + PORTION]
+                await self._journal.write(partial(self._engine.add_chunks, name, portion))
+            if await self._journal.write(partial(self._engine.show_document, name, len(made))):
+                return
+        raise StoreUnavailable(f"The document {name} was forgotten whenever it was written; it may be tried again.")
+
+    async def forget(self, document: str) -> None:
+        """Drop a document's chunks, whole or not; it is seen no more from the first moment on."""
+        await self._patiently(lambda: self._forget(clean(document)))
+
+    async def _forget(self, name: str) -> None:
+        drop = partial(self._engine.drop_chunks, name, PORTION)
+        while await self._journal.write(drop) == PORTION:
+            pass
+
+    async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
+        """Tell which of these documents are there."""
+        return await self._read(lambda: self._engine.indexed([clean(document) for document in documents]))
+
+    async def chunks(self, document: str) -> Sequence[Chunk]:
+        """Return a document's chunks in order."""
+        return await self._read(lambda: self._engine.chunks(clean(document)))
+
+    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[Found]:
+        """Find chunks with all of the words, or where there are none, with any of them."""
+        named = [clean(document) for document in documents]
+        most = max(0, min(limit, MOST_FOUND))
+
+        def look() -> Sequence[Found]:
+            wanted = asked_words(words)
+            if not wanted:
+                return []
+            search = self._engine.search
+            return search(named, wanted, most, every=True) or search(named, wanted, most, every=False)
+
+        return await self._read(look)
+
+    async def study(self, job: Callable[[View], T]) -> T:
+        """Let a job look at the store as it is at this moment, for as long as it likes; it delays no writer."""
+        return await self._journal.study(job)
+
+    async def replace(self, make: Callable[[View], Iterable[Row]]) -> None:
+        """Put new rows in place of all projections, in one transaction."""
+        await self._journal.write(lambda: self._engine.replace(make))
+
+    async def scrub(self) -> bool:
+        """Overwrite what lingers of erased bodies; False if a reader was in the way."""
+        return await self._journal.write(self._engine.scrub)
+
+    def changes(self) -> AsyncIterator[Change]:
+        """Follow which streams grow. A reader that lags loses hints, never events."""
+        return self._journal.changes()
+
+    async def close(self) -> None:
+        """Finish what was begun and let go of the store."""
+        await self._journal.close()
+
+    async def _write(self, job: Callable[[], T]) -> T:
+        return await self._patiently(lambda: self._journal.write(job))
+
+    async def _read(self, job: Callable[[], T]) -> T:
+        return await self._patiently(lambda: self._journal.read(job))
+
+    async def _patiently(self, use: Callable[[], Awaitable[T]]) -> T:
+        if self.retry is None:
+            return await use()
+        try:
+            answer = await use()
+        except StoreUnavailable as away:
+            return await self.retry.repeat(use, away)
+        self.retry.trouble.passed()
+        return answer
+
+
+def _answers(done: asyncio.Future[list[Answer]], count: int = 1) -> Sequence[Answer | BaseException]:
+    """Read the answers off a transaction; one that failed has the same answer for all."""
+    error = done.exception()
+    return done.result() if error is None else [error] * count
+
+
+def in_order(write: Write) -> Sequence[Write]:
+    """List a write and those that go before it, the first one first."""
+    return (write,) if write.first is None else (*in_order(write.first), write)
+
+
+def _answer(
+    write: Write,
+    earlier: dict[str, tuple[Stored, ...]],
+    rows: WorkingSet,
+    apply: Applier,
+    salt: Callable[[int], bytes],
+) -> Answer:
+    """Do one write, after the one that goes before it; where that is refused, so is this one."""
+    first = None if write.first is None else _answer(write.first, earlier, rows, apply, salt)
+    if isinstance(first, LeaseLost):
+        return first
+    known = own(write, earlier.get(write.key, ()))
+    try:
+        answer = _repeated(write, known, rows) if known else apply(write, rows, salt)
+    except LeaseLost as lost:
+        return lost
+    if not answer.repeated:
+        earlier[write.key] = (*earlier.get(write.key, ()), *answer.events)
+    return answer if first is None else Committed(answer.events, answer.repeated, first)
+
+
+def own(write: Write, known: tuple[Stored, ...]) -> tuple[Stored, ...]:
+    """Of the events under a key, those in the write's streams: in another stream the same key is another write."""
+    if not known:
+        return known
+    streams = {write.stream, *write.others}
+    return tuple(stored for stored in known if stored.stream in streams)
+
+
+def _repeated(write: Write, known: tuple[Stored, ...], rows: WorkingSet) -> Committed:
+    """Answer as the first time; but an owner that lost its lease must not take its successor's write for its own."""
+    if write.lease is not None and write.lease.generation != known[0].generation:
+        fence(write.lease, rows)
+    return Committed(known, repeated=True)
 
 
 def _with_clean_keys(write: Write) -> Write:

@@ -19,9 +19,9 @@ from halter.app.objects import item_object
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import StoreError
 from halter.core.ids import Ids, StreamId, session_of
-from halter.core.ports import Query, Store
+from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.journal.patient import PatientStore
+from halter.journal.store import JournalStore
 
 MOST: Final = 5000
 MOST_BYTES: Final = 32 * 1024 * 1024
@@ -53,10 +53,12 @@ Wants = Callable[[Told], bool]
 class Feed:
     """The row of news of one process."""
 
-    def __init__(self, store: Store, clock: Clock, ids: Ids, bus: Bus, most: int = MOST, trail: int = TRAIL) -> None:
+    def __init__(
+        self, store: JournalStore, clock: Clock, ids: Ids, bus: Bus, most: int = MOST, trail: int = TRAIL
+    ) -> None:
         self.name = ids.new()
         self.bus = bus
-        self.store = PatientStore(store, clock)
+        self.store = store.patient(clock)
         self.ready = asyncio.Event()
         self._clock = clock
         self._seen: dict[StreamId, int] = {}

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from halter.core.errors import StoreUnavailable
 from halter.core.ports import Change, Committed, Store, Stored, Write
-from halter.journal.relay import Relay
+from halter.testing.relay import Relay
 
 CrashKind = Literal["before", "after", "answer_lost"]
 CRASH_KINDS: Final[tuple[CrashKind, ...]] = ("before", "after", "answer_lost")

@@ -1,11 +1,14 @@
-"""A store that passes everything on to another: where a store that differs in one thing begins."""
+"""A store that passes every call on to another: the base of stores that differ in one thing, for tests and drills."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from halter.core.clock import Clock
+from halter.core.errors import StoreUnavailable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.library import Chunk, Found
 from halter.core.ports import Agents, Beat, Change, Committed, Lease, Offered, Put, Query, Store, Stored, Ticket, Write
+from halter.journal.retry import Retry, Trouble
 
 T = TypeVar("T")
 
@@ -15,6 +18,10 @@ class Relay:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def patient(self, clock: Clock, trouble: Trouble | None = None) -> "PatientRelay":
+        """Return a store that waits while this one is unavailable, as `JournalStore.patient` does."""
+        return PatientRelay(self, Retry(clock, trouble or Trouble()))
 
     async def way(self) -> None:
         """Pass before the other store is used, and again before its answer is heard."""
@@ -89,4 +96,20 @@ class Relay:
         await self.way()
         answer = await use()
         await self.way()
+        return answer
+
+
+class PatientRelay(Relay):
+    """Repeats what failed because the other store was unavailable."""
+
+    def __init__(self, store: Store, retry: Retry) -> None:
+        super().__init__(store)
+        self._retry = retry
+
+    async def _passed(self, use: Callable[[], Awaitable[T]]) -> T:
+        try:
+            answer = await use()
+        except StoreUnavailable as away:
+            return await self._retry.repeat(use, away)
+        self._retry.trouble.passed()
         return answer
