@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import SessionId, SortableIds, new_worker
 from halter.core.pulse import Pulse
@@ -97,7 +97,7 @@ async def _run(ground: Ground, marks: Marks, block: Block, *, watched: bool) -> 
         gatehouse = doors(store, clock)
         gatehouse.show_in(pulse)
         standing = standing_of(block.session, policy, block.trigger)
-        running = Running(store, clock, gatehouse, lease, standing, toolbox(marks))
+        running = SessionRuntime(store, clock, gatehouse, lease, standing, toolbox(marks))
         arguments = b'{"session":"%s"}' % block.session.encode()
         await running.call(Call(f"{block.session}.1", block.kind, arguments))
 
@@ -116,7 +116,7 @@ async def _inherited(ground: Ground, ended: Sequence[Block]) -> list[str]:
             wrong.append(f"Session {block.session} of a process that was ended could not be taken up.")
             continue
         standing = standing_of(block.session, policy_of(block.agent), block.trigger)
-        running = Running(store, clock, doors(store, clock), lease, standing, {})
+        running = SessionRuntime(store, clock, doors(store, clock), lease, standing, {})
         answer = await running.attempt(Call(f"{block.session}.2", "waits", b"{}"))
         outcome = answer.outcome if isinstance(answer, Answer) else type(answer).__name__
         if outcome != "external_halt":

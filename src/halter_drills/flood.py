@@ -22,7 +22,7 @@ from halter.autonomy.hotstate import HotState
 from halter.autonomy.pace import Paced, Terms
 from halter.brain.decide import Rules
 from halter.brain.loop import Loop
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.brain.window import Thinking
 from halter.core.clock import DAY, MINUTE, SECOND
 from halter.core.events import SessionStarted
@@ -126,7 +126,7 @@ class Agent:
         tools = {**self.outside.tools(), **verbs_of}
         hourly = self._limits.token_budget_per_hour or None
         standing = msgspec.structs.replace(standing_of(SESSION, self._policy), tokens_per_hour=hourly)
-        running = Running(self._store, self._clock, self._doors, lease, standing, tools)
+        running = SessionRuntime(self._store, self._clock, self._doors, lease, standing, tools)
         thinking = Thinking(
             mind=Mind(model=str(NAME), instructions="Watch."),
             rules=self._rules(),

@@ -16,7 +16,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import WorkerId
 from halter.core.messages import Hear, Prompt, Reply, user
@@ -246,13 +246,13 @@ class Worker:
         await asyncio.to_thread(pipe.recv)
         pipe.send([await self._pinged(probe) for probe in probes])
 
-    async def _running(self, case: Case) -> Running:
+    async def _running(self, case: Case) -> SessionRuntime:
         policy = policy_of(case.agent, rules={"run_command": ToolRule(level="CONTROLLED", approval="never", rate=None)})
         lease = await begun(self._store, self._name, case.session, policy, case.trigger)
         standing = standing_of(case.session, policy, case.trigger)
-        return Running(self._store, self._clock, self._doors, lease, standing, self._tools)
+        return SessionRuntime(self._store, self._clock, self._doors, lease, standing, self._tools)
 
-    async def _pinged(self, probe: Running) -> str:
+    async def _pinged(self, probe: SessionRuntime) -> str:
         session = probe.lease.session
         answer = await probe.attempt(_call(session, "ping", {"session": session}))
         return answer.outcome if isinstance(answer, Answer) else type(answer).__name__
@@ -265,7 +265,7 @@ class Worker:
         if ended is not None:
             await running.end(*ended)
 
-    async def _stuck(self, running: Running, case: Case) -> Answer:
+    async def _stuck(self, running: SessionRuntime, case: Case) -> Answer:
         session, own = case.session, {"session": case.session}
         match case.kind:
             case "tool":
@@ -293,7 +293,7 @@ class Worker:
                 calls = _call(session, "hang_dearly", own), _call(session, "buy", own, 2)
                 return (await asyncio.gather(*map(running.call, calls)))[1]
 
-    async def _thinking(self, running: Running, session: str) -> Answer:
+    async def _thinking(self, running: SessionRuntime, session: str) -> Answer:
         request = Request(id=f"{session}.1", prompt=Prompt(messages=(user("Are you there?"),)))
         model = StuckModel(self._marks, session)
         came = await self._doors.request(running.lease, running.standing, request, model)
@@ -301,7 +301,7 @@ class Worker:
             return Answer(request.id, "ok", "")
         return Answer(request.id, came.outcome, "")
 
-    async def _busy(self, running: Running, session: str) -> Answer:
+    async def _busy(self, running: SessionRuntime, session: str) -> Answer:
         self._marks.make("began", session)
         number = 0
         while True:

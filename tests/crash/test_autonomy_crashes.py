@@ -21,7 +21,7 @@ from halter.autonomy.signals import Score, Signals, Unscored
 from halter.autonomy.upkeep import RESTS
 from halter.brain.loop import Loop
 from halter.brain.recall import Recalled
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.brain.turn import TROUBLE
 from halter.config.pacing import compiled_signals
 from halter.core.clock import HOUR, MINUTE, SECOND
@@ -122,7 +122,7 @@ class Manor(Story):
             assert lease is not None
             prices = Prices({str(model.name): self.price for model in self.models})
             doors = Gatehouse(store, clock, redact=self.redact, secrets=GivenSecrets({}), prices=prices)
-            running = Running(store, clock, doors, lease, self.standing(), self.tools(store))
+            running = SessionRuntime(store, clock, doors, lease, self.standing(), self.tools(store))
             aware = Awareness(hot, clock)
             hot.restore(await running.kept())
             # Only now: what is not known yet must not be kept in place of what was.
@@ -134,7 +134,7 @@ class Manor(Story):
             resident = Resident(conversation, running, self.loop, aware, watched, lambda *a: self.sensing(running, *a))
             self.came = await resident.live(await self.asleep(running))
 
-    async def asleep(self, running: Running) -> Came | None:
+    async def asleep(self, running: SessionRuntime) -> Came | None:
         """Find the session asleep, with its time still to come."""
         (row,) = await self.world.journal.ask(Query("session", SessionRow, {"session": "s"}))
         if row.state not in RESTS or (row.due_at is not None and row.due_at <= self.world.now):
@@ -142,7 +142,7 @@ class Manor(Story):
         await running.look_back()
         return Came(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
 
-    def sensing(self, running: Running, sensor: Sensor, take: Any, changed: Any) -> Sensing:
+    def sensing(self, running: SessionRuntime, sensor: Sensor, take: Any, changed: Any) -> Sensing:
         async def look() -> Any:
             name = f"s.p{sensor.name}_{self.world.now}"
             answer = await running.look(Call(name, "ticker", b"{}", "sensor", at_most=sensor.timeout))

@@ -13,7 +13,7 @@ from halter.autonomy.hotstate import HotState
 from halter.autonomy.pace import Paced, Terms
 from halter.brain.decide import Rules
 from halter.brain.loop import Loop, Senses, Watching
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.brain.window import Thinking
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet
@@ -204,7 +204,7 @@ class Story:
             gatehouse = Gatehouse(
                 store, clock, redact=self.redact, secrets=secrets, prices=prices, simulates=self.simulates
             )
-            running = Running(store, clock, gatehouse, lease, self.standing(), self.tools(store))
+            running = SessionRuntime(store, clock, gatehouse, lease, self.standing(), self.tools(store))
             self.loop = Loop(
                 running,
                 clock,
@@ -216,7 +216,7 @@ class Story:
             self.came = await Conversation(running, self.loop, clock, self.pace(running, self.loop)).attend()
             return self.came
 
-    def pace(self, running: Running, loop: Loop) -> Pace:
+    def pace(self, running: SessionRuntime, loop: Loop) -> Pace:
         if self.kind != "autonomous":
             return Attended(loop)
         aware = Awareness(HotState({}), self.world.clock)
@@ -233,7 +233,7 @@ class Story:
         made: list[Tool] = [*self.desk.tools(), *verbs(store, "s", self.kind), *self.extra]
         return {each.spec.name: each for each in made}
 
-    def thinking(self, running: Running) -> Thinking:
+    def thinking(self, running: SessionRuntime) -> Thinking:
         policy = self.policy
         rules = Rules(
             kind=self.kind,

@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 import pytest
 
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.config.agent import agent_of
 from halter.config.fleet import fleet_of
 from halter.config.load import load_bytes
@@ -211,7 +211,7 @@ AGENT = b"name: desk\nmode: FULL\nlimits: {max_cost_usd: 1}\n"
 class Desk:
     """A session with real tools behind its door, a root for their files, and something outside of it."""
 
-    def __init__(self, store: JournalStore, running: Running, root: Path, outside: Path) -> None:
+    def __init__(self, store: JournalStore, running: SessionRuntime, root: Path, outside: Path) -> None:
         self.store = store
         self.running = running
         self.root = root
@@ -254,7 +254,7 @@ async def opened(folder: Path, *more: Tool) -> AsyncGenerator[Desk]:
         store, CLOCK, redact=Redactor({}).redact, secrets=GivenSecrets({}), prices=Prices(policy.prices)
     )
     tools = {each.spec.name: each for each in (*OWN, *files(root), *more)}
-    yield Desk(store, Running(store, CLOCK, gatehouse, lease, standing, tools), root, outside)
+    yield Desk(store, SessionRuntime(store, CLOCK, gatehouse, lease, standing, tools), root, outside)
     await store.close()
 
 

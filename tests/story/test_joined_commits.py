@@ -8,7 +8,7 @@ import pytest
 
 from halter.brain.decide import After, Again, End, Park
 from halter.brain.loop import Loop, Senses, Watching
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import Clock
 from halter.core.events import CallSettled, RequestSettled, TurnEnded
 from halter.core.ids import session_stream
@@ -129,7 +129,7 @@ async def test_what_a_turn_came_to_is_durable_before_anybody_looks_whether_there
     paces: list[Noting] = []
 
     class Restless(Story):
-        def pace(self, running: Running, loop: Loop) -> Pace:
+        def pace(self, running: SessionRuntime, loop: Loop) -> Pace:
             paces.append(Noting(loop, self.world))
             return paces[-1]
 
@@ -144,7 +144,7 @@ async def test_the_end_of_a_turn_is_durable_before_what_works_beside_the_session
     seen: list[int] = []
 
     class Watched(Story):
-        def pace(self, running: Running, loop: Loop) -> Pace:
+        def pace(self, running: SessionRuntime, loop: Loop) -> Pace:
             running.ending = self.stops
             return Attended(loop)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.events import SessionParked, WakePosted
 from halter.core.ids import SessionId, WorkerId, session_stream
@@ -311,7 +311,7 @@ async def test_a_session_that_is_taken_up_twice_under_one_lease_writes_down_each
     gatehouse = Gatehouse(world.store, world.clock, redact=redact, secrets=GivenSecrets({}), prices=Prices({}))
     for nap in (HOUR, DAY):
         # As after a breakdown: the process has the session still, and begins anew with it.
-        running = Running(world.store, world.clock, gatehouse, lease, story.standing(), {})
+        running = SessionRuntime(world.store, world.clock, gatehouse, lease, story.standing(), {})
         await running.take_up()
         assert await running.park("SLEEPING", 0, world.now + nap, resident=True)
         await running.wake()

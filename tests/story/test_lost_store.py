@@ -17,7 +17,7 @@ import pytest
 from halter import Guard
 from halter.app.doors import gatehouse_for
 from halter.app.opened import App
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet
 from halter.config.load import load_bytes
@@ -333,7 +333,7 @@ async def called(server: Server, tell: Callable[[str], None]) -> Answer:
     policy = resolve(Fleet(), agent_of(load_bytes(b"name: desk", "agent.yaml")))
     standing = Standing("s", "desk", policy.phases[0], policy, str(policy.digest()))
     doors = gatehouse_for(app, policy, GivenSecrets({}))
-    running = Running(app.patient(), clock, doors, lease, standing, {"send": tool(server.send, **SEND)})
+    running = SessionRuntime(app.patient(), clock, doors, lease, standing, {"send": tool(server.send, **SEND)})
     answer = await running.call(Call("s.1", "send", b'{"text":"hello"}'))
     await running.end("COMPLETED", "completed")
     await store.close()

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import ModelRejected
 from halter.core.events import RuleMade
@@ -159,7 +159,7 @@ async def test_only_a_rule_that_a_person_made_answers_in_their_place(desk: Desk,
 
 
 async def test_a_session_is_halted_also_where_its_call_could_not_be_stopped(desk: Desk) -> None:
-    running = Running(desk.world.store, desk.world.clock, desk.doors, desk.lease, desk.standing, TOOLS)
+    running = SessionRuntime(desk.world.store, desk.world.clock, desk.doors, desk.lease, desk.standing, TOOLS)
     unknown = Answer("s.1", "unknown", "It runs on in its thread.")
     assert await running.ended_by(unknown) is None
     await desk.world.store.commit(halt("fleet", "ada", "halt"))

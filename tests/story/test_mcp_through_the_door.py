@@ -18,7 +18,7 @@ from halter.app.doors import gatehouse_for
 from halter.app.opened import App, open_app
 from halter.app.pins import MOST_ASKED
 from halter.app.up import turn_off
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.config.trust import Trust, folder_digest
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import DecisionWithdrawn, SessionStarted
@@ -53,7 +53,7 @@ def arguments_of(tools: Sequence[Any], **how: Any) -> list[str]:
 class Desk:
     """A session with its door."""
 
-    def __init__(self, app: App, running: Running) -> None:
+    def __init__(self, app: App, running: SessionRuntime) -> None:
         self.app = app
         self._running = running
         self._numbers = itertools.count()
@@ -92,7 +92,9 @@ async def desk_of(app: App, agent: Assembled, tools: Mapping[str, Tool] | None =
     await app.store.commit(life.start(SessionStarted(session=session, agent="desk", kind="task", started_by="ada")))
     (lease,) = await app.store.claim(WorkerId("w"), 1, session)
     gatehouse = gatehouse_for(app, agent.policy, agent.secrets)
-    return Desk(app, Running(app.store, app.clock, gatehouse, lease, agent.standing(session), tools or agent.tools))
+    return Desk(
+        app, SessionRuntime(app.store, app.clock, gatehouse, lease, agent.standing(session), tools or agent.tools)
+    )
 
 
 @asynccontextmanager

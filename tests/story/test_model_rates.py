@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import GuardrailTriggered, RequestSettled, RequestStarted, SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
@@ -54,14 +54,14 @@ class Process:
         prices = Prices({str(PAID): ONE, str(OTHER): ONE})
         self.doors = Gatehouse(world.store, world.clock, redact=str, secrets=GivenSecrets({}), prices=prices)
 
-    async def session(self, name: str) -> Running:
+    async def session(self, name: str) -> SessionRuntime:
         event = SessionStarted(session=name, agent="desk", kind="task", started_by="ada")
         await self.world.store.commit(life.start(event))
         (lease,) = await self.world.store.claim(WorkerId("w"), 1, SessionId(name))
         standing = Standing(
             name, "desk", self.policy.phases[0], self.policy, str(self.policy.digest()), rates=self.rates
         )
-        return Running(self.world.store, self.world.clock, self.doors, lease, standing, {})
+        return SessionRuntime(self.world.store, self.world.clock, self.doors, lease, standing, {})
 
     def model(self, name: ModelName = PAID, usage: Usage = USED, takes: int = 0) -> Scripted:
         line = msgspec.structs.replace(say("Yes.", usage, takes=takes), repeat=True)
@@ -72,7 +72,7 @@ def request(name: str, most: int = MOST, **more: Any) -> Request:
     return Request(id=name, prompt=Prompt(messages=(user("Is it?"),), max_output_tokens=most), **more)
 
 
-async def asks(running: Running, model: Scripted, times: int = 1, most: int = MOST) -> list[Any]:
+async def asks(running: SessionRuntime, model: Scripted, times: int = 1, most: int = MOST) -> list[Any]:
     name = running.lease.session
     return [await running.request(request(f"{name}.{number}", most), model) for number in range(times)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet
 from halter.config.load import load_bytes
@@ -125,10 +125,10 @@ class Play:
         async with tended(store, world.clock, worker):
             yield store, await taken(store, world.clock, worker, SessionId("s"), 20 * SECOND)
 
-    def running(self, world: World, store: Store, lease: Lease) -> Running:
+    def running(self, world: World, store: Store, lease: Lease) -> SessionRuntime:
         gatehouse = Gatehouse(store, world.clock, redact=lambda text: text, secrets=GivenSecrets({}), prices=Prices({}))
         standing = Standing("s", "desk", self.policy.phases[0], self.policy, str(self.policy.digest()))
-        return Running(store, world.clock, gatehouse, lease, standing, self.desk.tools)
+        return SessionRuntime(store, world.clock, gatehouse, lease, standing, self.desk.tools)
 
 
 async def receipt_in(world: World) -> Receipt:

@@ -33,7 +33,7 @@ from halter.app.speaking import Speaking
 from halter.app.talking import attend, begin, reopen, say
 from halter.app.thinking import models_of
 from halter.brain.loop import NOBODY, Watching
-from halter.brain.resting import Waits
+from halter.brain.session_runtime import Waits
 from halter.brain.turn import FINAL_ANSWER
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet

@@ -20,8 +20,8 @@ from halter.app.talking import begin, say
 from halter.brain.fastpaths import Plain, Surroundings
 from halter.brain.loop import NOBODY, Watching
 from halter.brain.recurrence import Unclear
-from halter.brain.resting import Waits
 from halter.brain.route import Delegated, Routed, Scheduled, Script, route
+from halter.brain.session_runtime import Waits
 from halter.config.mcp import MCP_FILE
 from halter.config.resolve import ResolvedAgent
 from halter.core.errors import ConfigError

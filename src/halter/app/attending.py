@@ -15,8 +15,7 @@ from halter.autonomy.hotstate import HotState
 from halter.autonomy.hours import hours_of
 from halter.autonomy.pace import Paced, Terms
 from halter.brain.loop import NO_SENSES, NOBODY, Loop, Watching
-from halter.brain.resting import Waits
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime, Waits
 from halter.config.pacing import compiled_gate
 from halter.core.limits import Cap
 from halter.core.messages import Anonymizing
@@ -34,7 +33,7 @@ from halter.work.verbs import verbs
 class Attending:
     """One session in the hands of this process."""
 
-    running: Running
+    running: SessionRuntime
     loop: Loop
     conversation: Conversation
     aware: Awareness
@@ -84,7 +83,7 @@ async def attending(
     told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or asked_for) else tools
     thinks = thinking(agent, speaking.models, row.kind, told, phases[0], output=answer is not None)
     standing = standing_of(speaking, row, phases[0], began)
-    running = Running(store, app.clock, speaking.gatehouse(), lease, standing, everything, waits)
+    running = SessionRuntime(store, app.clock, speaking.gatehouse(), lease, standing, everything, waits)
     tasking.running = running
     aware = Awareness(HotState(terms.pacing.fields), app.clock)
     if terms.pacing.fields:

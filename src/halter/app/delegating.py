@@ -15,7 +15,7 @@ from halter.app.thinking import models_of
 from halter.app.triggered import beginnings_of
 from halter.brain.lastwords import last_words
 from halter.brain.loop import NOBODY, Watching
-from halter.brain.resting import Waits
+from halter.brain.session_runtime import Waits
 from halter.config.agent import AGENT_FILE
 from halter.core.errors import ConfigError
 from halter.core.ids import session_stream

@@ -29,7 +29,7 @@ from halter.app.doors import gatehouse_for
 from halter.app.opened import App
 from halter.app.program import Program, ProgramOptions, secrets_of, spoken
 from halter.app.protected import hold, protected_for
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.config.fleet import Fleet
 from halter.config.resolve import against_tools, rates_of, resolve
 from halter.core.clock import SECOND
@@ -160,7 +160,7 @@ class Guard(Program["_Opened"]):
         if lease is None:
             raise await _not_taken(opened, started.session)
         standing = opened.agent.standing(started.session)
-        running = Running(opened.store, opened.app.clock, opened.gatehouse, lease, standing, opened.agent.tools)
+        running = SessionRuntime(opened.store, opened.app.clock, opened.gatehouse, lease, standing, opened.agent.tools)
         events = await running.take_up()
         return GuardedSession(opened, running, len(events))
 
@@ -216,7 +216,7 @@ class _Opened(msgspec.Struct, frozen=True):
 class GuardedSession:
     """One session of a program."""
 
-    def __init__(self, opened: _Opened, running: Running, seen: int) -> None:
+    def __init__(self, opened: _Opened, running: SessionRuntime, seen: int) -> None:
         self._opened = opened
         self._running = running
         self._asked = seen

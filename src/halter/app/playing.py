@@ -15,8 +15,7 @@ from halter.app.speaking import Speaking
 from halter.app.talking import row_of
 from halter.app.tasking import Tasking
 from halter.app.triggered import beginnings_of, read_made, trigger_row
-from halter.brain.resting import Waits
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime, Waits
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
@@ -80,7 +79,7 @@ async def go_on_with(speaking: Speaking, lease: Lease) -> Ended:
     tasking = Tasking(speaking, row, began.trigger, began.documents)
     tools = {**agent.tools, **{verb.spec.name: verb for verb in tasking.verbs()}}
     standing = standing_of(speaking, row, granted(agent.policy.phases[0], (), began.grants), began)
-    running = Running(store, app.clock, speaking.gatehouse(), lease, standing, tools)
+    running = SessionRuntime(store, app.clock, speaking.gatehouse(), lease, standing, tools)
     tasking.running = running
     return await walk(running, store, task)
 
@@ -94,7 +93,7 @@ async def go_on(app: App, agent: Assembled, session: SessionId, tell: Tell, wait
         if lease is None:
             raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
         store, gatehouse = app.patient(), gatehouse_for(app, agent.policy, agent.secrets)
-        running = Running(store, app.clock, gatehouse, lease, agent.standing(session), agent.tools, waits)
+        running = SessionRuntime(store, app.clock, gatehouse, lease, agent.standing(session), agent.tools, waits)
         return await walk(running, store, task, tell)
 
 

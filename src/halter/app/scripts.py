@@ -7,8 +7,8 @@ import msgspec
 
 from halter.app import playing
 from halter.app.speaking import Speaking
-from halter.brain.resting import Waits
 from halter.brain.route import Script
+from halter.brain.session_runtime import Waits
 from halter.core.text import listed
 from halter.work.playbooks import Tell
 

@@ -13,7 +13,7 @@ from halter.autonomy.pace import value_of
 from halter.autonomy.sensing import Sensing
 from halter.autonomy.signals import Score, Signals, Unscored
 from halter.brain.answers import ScoreAnswer, answered, asks
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.config.pacing import compiled_signals
 from halter.core import sensing
 from halter.core.clock import SECOND, Clock
@@ -43,7 +43,7 @@ def fetchers(speaking: Speaking) -> Mapping[str, Tool]:
 class Sensors:
     """Makes whatever a session's sensors need."""
 
-    def __init__(self, speaking: Speaking, running: Running, folder: Path) -> None:
+    def __init__(self, speaking: Speaking, running: SessionRuntime, folder: Path) -> None:
         self._speaking = speaking
         self._running = running
         self._folder = folder

@@ -9,7 +9,7 @@ from halter.app.attending import attending, autonomous_of
 from halter.app.speaking import Speaking
 from halter.app.tasking import given
 from halter.brain.loop import NOBODY, Loop, Watching
-from halter.brain.resting import Waits
+from halter.brain.session_runtime import Waits
 from halter.core.errors import ConfigError
 from halter.core.events import ContextGiven, PhaseEntered, SessionStarted
 from halter.core.ids import SessionId

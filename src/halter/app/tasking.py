@@ -11,7 +11,7 @@ from halter.app.shelves import Library, SessionShelves
 from halter.app.speaking import Speaking
 from halter.brain.decide import End, back_off
 from halter.brain.loop import Loop
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.brain.turn import Failure
 from halter.core.events import CallSettled, FindingReviewed, JudgesChosen, RequestSettled
 from halter.core.ids import Digest
@@ -81,7 +81,7 @@ class FoundRow(msgspec.Struct, frozen=True):
 class Tasking:
     """Makes the verbs of one session. They act through its `running`, which is there before any of them is called."""
 
-    running: Running
+    running: SessionRuntime
 
     def __init__(self, speaking: Speaking, row: SessionRow, trigger: AnyTrigger | None, own: Sequence[Shelved]) -> None:
         self._speaking = speaking

@@ -23,7 +23,7 @@ from halter.autonomy.hours import Hours, asleep_until
 from halter.brain import words
 from halter.brain.decide import After, End, Park
 from halter.brain.loop import Hot, Loop
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.brain.turn import TROUBLE
 from halter.core.clock import SECOND, Clock
 from halter.core.durations import shown_duration
@@ -57,7 +57,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 class Paced:
     """Decides when a session that runs by itself takes its turns."""
 
-    def __init__(self, running: Running, loop: Loop, clock: Clock, terms: Terms, aware: Awareness) -> None:
+    def __init__(self, running: SessionRuntime, loop: Loop, clock: Clock, terms: Terms, aware: Awareness) -> None:
         self._running = running
         self._loop = loop
         self._clock = clock

@@ -15,7 +15,7 @@ from halter.autonomy.hotstate import Changed, Refused, Seen, changes
 from halter.autonomy.sensing import Sensing
 from halter.autonomy.signals import Scored, Signals, sentence_of
 from halter.brain.loop import Loop
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.brain.values import Found, path_value
 from halter.core.errors import LeaseLost
 from halter.core.events import SensorChanged, WakePosted
@@ -50,7 +50,7 @@ class Resident:
     def __init__(
         self,
         conversation: Conversation,
-        running: Running,
+        running: SessionRuntime,
         loop: Loop,
         aware: Awareness,
         watched: Sequence[Watched],

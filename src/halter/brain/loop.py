@@ -21,7 +21,7 @@ from halter.brain import words
 from halter.brain.decide import Act, Finish, Refuse, Say, Shrink, Think, allowed, next_step
 from halter.brain.prompting import Facts, Made, Volatile, made, stable
 from halter.brain.recall import Recalled, Record, attempt_of
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.brain.transcript import call_id, result_of
 from halter.brain.turn import Failure, Turn
 from halter.brain.window import Thinking, Window
@@ -92,7 +92,7 @@ class Loop:
 
     def __init__(
         self,
-        running: Running,
+        running: SessionRuntime,
         clock: Clock,
         thinking: Thinking,
         chance: random.Random,

@@ -10,7 +10,7 @@ from halter.brain.context import MARKER, Cut, Fits, TooLarge, all_trusted, left_
 from halter.brain.decide import Rules
 from halter.brain.meter import Meter, Size, size
 from halter.brain.recall import Recalled
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import SECOND, Clock
 from halter.core.events import ContextCut
 from halter.core.messages import Message, Model, Prompt, Text, ToolCall, ToolResult, user
@@ -41,7 +41,9 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
 class Window:
     """Keeps what is sent within what a model takes."""
 
-    def __init__(self, recalled: Recalled, running: Running, clock: Clock, thinking: Thinking, fixed: int) -> None:
+    def __init__(
+        self, recalled: Recalled, running: SessionRuntime, clock: Clock, thinking: Thinking, fixed: int
+    ) -> None:
         self._recalled = recalled
         self._running = running
         self._clock = clock

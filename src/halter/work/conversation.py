@@ -13,7 +13,7 @@ from halter.brain import words
 from halter.brain.decide import After, Again, End, Park, after_turn
 from halter.brain.lastwords import last_words
 from halter.brain.loop import Hot, Loop
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import Clock
 from halter.core.errors import HalterError
 from halter.core.events import DecisionMade, SessionStarted, WakePosted
@@ -133,7 +133,7 @@ class Conversation:
     """
 
     def __init__(
-        self, running: Running, loop: Loop, clock: Clock, pace: Pace | None = None, *, resident: bool = False
+        self, running: SessionRuntime, loop: Loop, clock: Clock, pace: Pace | None = None, *, resident: bool = False
     ) -> None:
         self._running = running
         self._loop = loop

@@ -12,7 +12,7 @@ import msgspec
 from halter.brain import words
 from halter.brain.decide import After, Again, End, Park
 from halter.brain.loop import Loop
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.core.messages import Text
 from halter.core.spec import Phase
 from halter.core.text import listed
@@ -33,7 +33,7 @@ class Walk:
     """The pace of a task: a turn for each phase, as far as it gets."""
 
     def __init__(
-        self, running: Running, loop: Loop, phases: Sequence[Phase], offered: Offered, review: Reviewing
+        self, running: SessionRuntime, loop: Loop, phases: Sequence[Phase], offered: Offered, review: Reviewing
     ) -> None:
         self._running = running
         self._loop = loop

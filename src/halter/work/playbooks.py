@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.brain.running import Running
+from halter.brain.session_runtime import SessionRuntime
 from halter.core.events import CallSettled
 from halter.core.playbook import MissingReference, Playbook, Results, Step, bound
 from halter.core.ports import Store, Stored, said
@@ -51,7 +51,7 @@ Tell = Callable[[Step, Answer], None]
 COMPLETED: Final = Ended("COMPLETED", "completed")
 
 
-async def walk(running: Running, store: Store, task: Task, tell: Tell = lambda _, __: None) -> Ended:
+async def walk(running: SessionRuntime, store: Store, task: Task, tell: Tell = lambda _, __: None) -> Ended:
     """Take all steps that are left; the first one that does not come out `ok` ends the walk."""
     done = await _outcomes(store, await running.take_up())
     if task.playbook.max_cost_usd is not None:
@@ -75,7 +75,7 @@ async def walk(running: Running, store: Store, task: Task, tell: Tell = lambda _
 
 
 async def _step(
-    running: Running, step: Step, number: int, results: Results, done: Mapping[str, Answer]
+    running: SessionRuntime, step: Step, number: int, results: Results, done: Mapping[str, Answer]
 ) -> Answer | Ended:
     """Take a step that has no outcome yet. One that a person says was not done is asked for anew, as another call."""
     call = f"{running.lease.session}.{number}"
@@ -102,6 +102,6 @@ async def _outcomes(store: Store, events: Sequence[Stored]) -> Mapping[str, Answ
     return found
 
 
-async def _ended(running: Running, ended: Ended) -> Ended:
+async def _ended(running: SessionRuntime, ended: Ended) -> Ended:
     await running.end(ended.state, ended.terminal_reason)
     return ended

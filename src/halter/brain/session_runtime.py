@@ -1,6 +1,6 @@
-"""A session in somebody's hands: it makes its calls, rests while a person or money is waited for, and ends.
+"""A session while a worker holds its lease: it makes its calls, rests while a person or money is waited for, and ends.
 
-Whatever it waits for is in the journal, so it can be taken up by another process in the same place.
+What it waits for is in the journal, so another process can take it up in the same place.
 """
 
 import asyncio
@@ -10,22 +10,42 @@ from typing import Final
 
 import msgspec
 
-from halter.brain.resting import Resting, Waits
-from halter.brain.together import together
+from halter.brain.together import heard, together, until
 from halter.core.clock import SECOND, Clock
 from halter.core.events import (
+    AnyEvent,
+    CallStarted,
     CostCapReached,
+    DecisionMade,
     GuardrailTriggered,
     OverrunIncurred,
+    SessionParked,
     SessionResumed,
+    Unknown,
+    WakePosted,
 )
-from halter.core.ids import session_stream
+from halter.core.ids import FLEET, inbox_stream, session_stream
 from halter.core.messages import Model
 from halter.core.money import BudgetRow, Charge
-from halter.core.ports import Lease, Query, Store, Stored
+from halter.core.ports import (
+    EVERY_STREAM,
+    Change,
+    Committed,
+    Draft,
+    Lease,
+    Query,
+    Store,
+    Stored,
+    Write,
+    kept,
+    said,
+    whole,
+)
+from halter.core.rows import DecisionRow, HaltRow, SessionRow, Snapshot
+from halter.core.task_project import rows_of_event
 from halter.core.text import shorten, to_body
 from halter.core.tools import Tool
-from halter.core.vocabulary import Outcome, State, TerminalReason
+from halter.core.vocabulary import Cause, Outcome, State, TerminalReason
 from halter.core.windows import window_end
 from halter.guard.approvals import ask, cap_question
 from halter.guard.ask import Call, Standing
@@ -34,7 +54,17 @@ from halter.guard.flight import RateUsedUp, StillHeld, to_its_end
 from halter.guard.gatehouse import Gatehouse
 from halter.guard.request import Answered, FailedRequest, RefusedRequest, Request
 from halter.state import life
-from halter.state.session import InFlight, fold, replay
+from halter.state.session import InFlight, Session, fold, not_known, replay
+
+LOOK: Final = 30 * SECOND
+"""How often somebody who waits looks by itself. Whatever it waits for is written, and hints of that come at once;
+but hints may be lost."""
+
+Look = Callable[[], Awaitable[bool]]
+"""Something that is looked for while resting."""
+
+Waits = Callable[[NeedsPerson, State], None]
+"""Somebody who wants to know, once for each decision, that a session rests until a person decides."""
 
 SOON: Final = SECOND // 4
 
@@ -45,8 +75,12 @@ TOGETHER: Final = 10
 """How many calls of one step act at once."""
 
 
-class Running(Resting):
-    """One session, from the moment that its lease is taken to the moment that it rests or ends."""
+class SessionRuntime:
+    """One session, from the moment that its lease is taken to the moment that it rests or ends.
+
+    It reads and writes the session's stream and inbox, makes its calls and requests, and waits for what they wait for.
+    What it writes has no secrets in it.
+    """
 
     def __init__(
         self,
@@ -58,8 +92,21 @@ class Running(Resting):
         tools: Mapping[str, Tool],
         waits: Waits = lambda _, __: None,
     ) -> None:
-        super().__init__(store, clock, gatehouse, lease, standing, waits)
+        self.lease = lease
+        self.standing = standing
+        self.state = Session()
+        self._store = store
+        self._clock = clock
+        self._gatehouse = gatehouse
         self._tools = tools
+        self._waits = waits
+        self._told: set[str] = set()
+        self._seen = 0
+        self.rested_at = 0
+        """How far the inbox had been read when the session last rested between two turns."""
+        self._rests = 0
+        self.rested: Callable[[int], None] = lambda _: None
+        """Told how long each rest was: it does not count as work."""
         self._attempts: dict[str, int] = {}
         self.foreseen: dict[str, str] = {}
         """What was predicted of calls, by their ids: the model is told it with what became of them."""
@@ -68,9 +115,9 @@ class Running(Resting):
         """Whether something beside the turns cost more than was held for it, and passed a cap."""
         self._cap: tuple[int | None] | None = None
         self.ending: Callable[[], Awaitable[None]] = _nothing
-        """Called before the session ends: whatever else works for it has to stop, and settle what it holds."""
+        """Called before the session ends: what else works for it has to stop, and settle what it holds."""
         self.looked_back = asyncio.Event()
-        """Set when it is known what an earlier owner left in doubt: whatever is in flight after that is under way."""
+        """Set when it is known what an earlier owner left in doubt: what is in flight after that is under way."""
         self._doubts: tuple[InFlight, ...] = ()
 
     async def look_back(self) -> list[Stored]:
@@ -104,11 +151,6 @@ class Running(Resting):
         if self.lease.generation > 1:
             await self._look_at_cap()
         return events
-
-    async def wake(self) -> None:
-        """Go on with a session that rested in these hands."""
-        await super().wake()
-        await self._look_at_cap()
 
     async def _clear(self, flight: InFlight, arguments: bytes) -> None:
         """Bring one thing in doubt to its outcome; what nobody can or will tell is charged at its maximum."""
@@ -327,6 +369,196 @@ class Running(Resting):
         question = cap_question(refused, name, cap, self.standing.policy.approval_expiry)
         await self.commit(ask(question, self.lease))
         return NeedsPerson(refused, question.decision)
+
+    async def wake(self) -> None:
+        """Go on with a session that rested in these hands."""
+        self._rests += 1
+        self.rested_at = self._seen
+        await self._woken(await self._cause())
+        await self._look_at_cap()
+
+    async def _cause(self) -> Cause | None:
+        """Tell why the session goes on: what reached it, or its time; or that its owner went away."""
+        if self.state.state == "RUNNING":
+            return None
+        for stored in await self.inbox(self._seen):
+            match stored.event:
+                case WakePosted(wakes=True, cause=cause):
+                    return cause
+                case DecisionMade():
+                    return "decision"
+                case _:
+                    pass
+        return "timer"
+
+    async def park(
+        self,
+        state: State,
+        inbox_seen: int,
+        wake_at: int | None = None,
+        wake_on: tuple[str, ...] = (),
+        *,
+        resident: bool = False,
+    ) -> bool:
+        """Let the session rest; not where something has reached it that was not looked at.
+
+        One that is resident rests in these hands; any other is let go.
+        """
+        self._rests += 1
+        parked = SessionParked(state=state, inbox_seen=inbox_seen, wake_at=wake_at, wake_on=wake_on, resident=resident)
+        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
+        rests = bool((await self.commit(life.park(self.lease, key, parked))).events)
+        if rests:
+            self._seen = inbox_seen
+            self.state = msgspec.structs.replace(self.state, state=state, wake_at=wake_at, inbox_seen=inbox_seen)
+        return rests
+
+    async def _rest(self, state: State, wake_at: int, or_when: Look | None = None) -> None:
+        """Rest until something arrives, the time has come, or a halt or something else that is looked for is there."""
+        self._rests += 1
+        began = self._clock.now()
+        parked = SessionParked(state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True)
+        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
+        committed = await self.commit(life.park(self.lease, key, parked))
+        due = bool(committed.events) and await self.until_woken(wake_at, or_when)
+        await self._woken("timer" if due else "decision")
+        self.rested_at = self._seen
+        self.rested(self._clock.now() - began)
+
+    async def until_woken(self, wake_at: int | None, or_when: Look | None = None) -> bool:
+        """Wait while the session rests: until its time has come, or something else has. Tell whether it was its time.
+
+        What else comes is something in its inbox, a halt, or what is looked for.
+        """
+        async with heard(self._store, self._matters) as news:
+            while wake_at is None or self._clock.now() < wake_at:
+                if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
+                    return False
+                if await self._gatehouse.halted(self.standing) is not None:
+                    return False
+                await until(news, LOOK if wake_at is None else min(LOOK, wake_at - self._clock.now()))
+        return True
+
+    def _matters(self, change: Change) -> bool:
+        """Tell whether a change can end a rest.
+
+        What people say and decide is in the inbox; halts and caps are in the stream of the fleet. Whoever rests looks
+        at nothing else, however many rest and however much happens meanwhile.
+        """
+        return change.stream in (inbox_stream(self.lease.session), FLEET, EVERY_STREAM)
+
+    async def _woken(self, cause: Cause | None) -> None:
+        """Write that the session goes on, with its inbox read as far as it is now."""
+        self._seen = (await self._row()).inbox_head
+        key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
+        await self.commit(life.wake(self.lease, key, cause, self._seen))
+        self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)
+
+    async def _one_decided(self, asked: Sequence[NeedsPerson]) -> None:
+        """Rest until one of several questions is answered, or is too late to be."""
+        first, *others = asked
+
+        async def another() -> bool:
+            rows = [await self._gatehouse.decision(each.decision) for each in others]
+            return any(row is not None and (row.verdict or self._clock.now() >= row.expires_at) for row in rows)
+
+        for each in asked:
+            self._tell(each, "WAITING_FOR_APPROVAL")
+        await self._decided(first, "WAITING_FOR_APPROVAL", another if others else None)
+
+    async def _decided(self, asked: NeedsPerson, state: State, or_when: Look | None = None) -> DecisionRow:
+        """Rest until a person has decided, until it is too late for that, or until a halt comes first."""
+        while True:
+            row = await self._gatehouse.decision(asked.decision)
+            if row is None:
+                raise LookupError(f"The decision {asked.decision} is gone from the store.")
+            if row.verdict or self._clock.now() >= row.expires_at or (or_when and await or_when()):
+                return row
+            if await self._gatehouse.halted(self.standing) is not None:
+                return row
+            self._tell(asked, state)
+            await self._rest(state, row.expires_at, or_when)
+
+    def _tell(self, asked: NeedsPerson, state: State) -> None:
+        if asked.decision not in self._told:
+            self._told.add(asked.decision)
+            self._waits(asked, state)
+
+    async def halted(self) -> HaltRow | None:
+        """Tell whether, and by whom, the session is halted."""
+        return await self._gatehouse.halted(self.standing)
+
+    async def pause(self, duration: int) -> None:
+        """Let a while pass, or less if a halt comes first."""
+        await self._gatehouse.pause(self.standing, duration)
+
+    async def events(self, after: int = 0) -> list[Stored]:
+        """Read all that the session did, or did after a place in its stream."""
+        return await whole(self._store, session_stream(self.lease.session), after)
+
+    async def commit(self, write: Write) -> Committed:
+        """Commit a write of the session, and just before it what was left for whatever would follow."""
+        return await self._gatehouse.purse.commit(write)
+
+    async def write(self, key: str, event: AnyEvent, body: bytes | None = None) -> None:
+        """Write down something that happened in the session."""
+        await self.write_all(key, [(event, body)])
+
+    async def write_all(
+        self, key: str, happened: Sequence[tuple[AnyEvent, bytes | None]], *, goes_on: bool = False
+    ) -> None:
+        """Write down several things that happened at once; where the session `goes_on`, with what follows."""
+        drafts = [Draft(event, *await kept(self._store, body)) for event, body in happened]
+        rows = [row for event, _ in happened for row in rows_of_event(event)]
+        write = Write(session_stream(self.lease.session), key, lambda _: drafts, rows, self.lease)
+        if goes_on:
+            self._gatehouse.purse.put_off(self.lease, write)
+        else:
+            await self.commit(write)
+
+    async def post(self, key: str, event: WakePosted, text: str) -> bool:
+        """Put something into the session's own inbox; tell whether it wakes it."""
+        body, blob = await kept(self._store, to_body(self.redacted(text)))
+        committed = await self._store.commit(life.post(self.lease.session, key, event, body, blob, self.lease))
+        return any(isinstance(stored.event, WakePosted) and stored.event.wakes for stored in committed.events)
+
+    async def keep(self, snapshot: bytes) -> None:
+        """Keep the hot state for whoever takes the session up next, and for screens elsewhere."""
+        await self._store.beat(self.lease.worker, {self.lease.session: snapshot})
+
+    async def kept(self) -> bytes:
+        """Read the hot state that was kept last; nothing, if there is none."""
+        rows = await self._store.ask(Query("snapshot", Snapshot, {"session": self.lease.session}))
+        return rows[0].data if rows else b""
+
+    async def inbox(self, after: int) -> Sequence[Stored]:
+        """Read what reached the session after a place in its inbox.
+
+        What a newer program put there is not passed over: it would count as read, and nobody would ever have seen it.
+        """
+        found = await whole(self._store, inbox_stream(self.lease.session), after)
+        for stored in found:
+            if isinstance(stored.event, Unknown):
+                raise not_known(stored)
+        return found
+
+    async def said(self, stored: Stored) -> bytes:
+        """Read what an event says."""
+        return await said(self._store, stored)
+
+    async def _row(self) -> SessionRow:
+        (row,) = await self._store.ask(Query("session", SessionRow, {"session": self.lease.session}))
+        return row
+
+    async def _arguments(self, events: Sequence[Stored], call: str) -> bytes:
+        for stored in events:
+            if isinstance(stored.event, CallStarted) and stored.event.call == call:
+                return await said(self._store, stored)
+        return b""
+
+    def redacted(self, text: str) -> str:
+        """Take secrets out of a text."""
+        return self._gatehouse.redacted(text)
 
 
 def overran(events: Sequence[Stored]) -> bool:
