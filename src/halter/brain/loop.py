@@ -212,26 +212,23 @@ class Loop:
         that its session rests, or is over.
         """
         while not self.turn.over:
-            await self._step()
+            chance = self._chance.random() if self.turn.failures else 1.0
+            near = not self.turn.warned and self.near_budget()
+            match next_step(self.turn, self.rules, self._clock.now(), near_budget=near, chance=chance):
+                case Think(model, after):
+                    await self._think(model, after)
+                case Act(calls):
+                    await self._act(calls)
+                case Refuse(calls, outcome, sentence):
+                    await self._refuse(calls, outcome, sentence)
+                case Say(reason, text):
+                    await self._say(reason, text)
+                case Shrink():
+                    if not await self._window.shrink():
+                        self.turn = self.turn.hopeless()
+                case Finish(why, sentence):
+                    await self._finish(why, sentence)
         return self.turn
-
-    async def _step(self) -> None:
-        chance = self._chance.random() if self.turn.failures else 1.0
-        near = not self.turn.warned and self.near_budget()
-        match next_step(self.turn, self.rules, self._clock.now(), near_budget=near, chance=chance):
-            case Think(model, after):
-                await self._think(model, after)
-            case Act(calls):
-                await self._act(calls)
-            case Refuse(calls, outcome, sentence):
-                await self._refuse(calls, outcome, sentence)
-            case Say(reason, text):
-                await self._say(reason, text)
-            case Shrink():
-                if not await self._window.shrink():
-                    self.turn = self.turn.hopeless()
-            case Finish(why, sentence):
-                await self._finish(why, sentence)
 
     def _rested(self, duration: int) -> None:
         self.turn = self.turn.waited(duration)

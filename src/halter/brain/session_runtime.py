@@ -168,14 +168,16 @@ class SessionRuntime:
         """Take a call to the guard once, and tell what came of it."""
         attempt = self._attempts.get(call.id, 0)
         answer = await self._gatehouse.call(self.lease, standing or self.standing, call, self._tools, attempt)
-        if isinstance(answer, NeedsPerson) or (isinstance(answer, Answer) and answer.outcome in REFUSALS):
-            self._attempts[call.id] = attempt + 1
-        return answer if isinstance(answer, StillHeld) else self._with_prediction(answer)
+        return self._attempted(call, answer)
 
-    def _with_prediction(self, answer: Answer | NeedsPerson) -> Answer | NeedsPerson:
-        """Keep what was predicted before a person was asked until the call has come to something."""
+    def _attempted(self, call: Call, answer: Answer | NeedsPerson | StillHeld) -> Answer | NeedsPerson | StillHeld:
+        """Count an attempt that was not let through, and keep its prediction until the call has come to something."""
+        if isinstance(answer, StillHeld):
+            return answer
+        if isinstance(answer, NeedsPerson) or answer.outcome in REFUSALS:
+            self._attempts[call.id] = self._attempts.get(call.id, 0) + 1
         said = self.foreseen[answer.call] = answer.simulation or self.foreseen.get(answer.call, "")
-        return msgspec.structs.replace(answer, simulation=said)
+        return answer if said == answer.simulation else msgspec.structs.replace(answer, simulation=said)
 
     async def call(self, call: Call, standing: Standing | None = None) -> Answer:
         """Take a call to the guard, and wait for whatever it has to wait for: a person, money, tomorrow.
@@ -188,10 +190,15 @@ class SessionRuntime:
     async def calls(self, calls: Sequence[Call], standing: Standing | None = None) -> Sequence[Answer]:
         """Take calls to the guard together, at most so many at once; what some have to wait for stops no other."""
         answers: dict[str, Answer] = {}
-        slots = asyncio.Semaphore(TOGETHER)
         waiting, overrun = list(calls), False
         while waiting:
-            tried = await self._tried(waiting, slots, standing)
+            if len(waiting) == 1:
+                call = waiting[0]
+                attempt, stands = self._attempts.get(call.id, 0), standing or self.standing
+                answer = await self._gatehouse.call(self.lease, stands, call, self._tools, attempt)
+                tried: Sequence[Answer | NeedsPerson | StillHeld] = [self._attempted(call, answer)]
+            else:
+                tried = await self._tried(waiting, standing)
             answers |= {answer.call: answer for answer in tried if isinstance(answer, Answer)}
             beside = self._gatehouse.paid_beside(self.lease.session)
             overrun = overrun or beside.overrun
@@ -201,11 +208,9 @@ class SessionRuntime:
         return [msgspec.structs.replace(answer, overrun=True) for answer in found] if overrun else found
 
     async def _tried(
-        self, calls: Sequence[Call], slots: asyncio.Semaphore, standing: Standing | None
+        self, calls: Sequence[Call], standing: Standing | None
     ) -> Sequence[Answer | NeedsPerson | StillHeld]:
-        if len(calls) == 1:
-            return [await self.attempt(calls[0], standing)]
-        began = self._clock.now()
+        slots, began = asyncio.Semaphore(TOGETHER), self._clock.now()
         return await together([partial(self._attempt_in, slots, call, began, standing) for call in calls])
 
     async def _attempt_in(

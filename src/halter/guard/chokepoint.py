@@ -29,7 +29,7 @@ from halter.core.vocabulary import Outcome
 from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, to_its_end, unless_halted
 from halter.guard.halts import HaltWatch
 from halter.guard.judge import Approval, Asked, judge, rows_of
-from halter.guard.purse import LONGEST_LOOK, PATIENCE, Purse, Truth, charged
+from halter.guard.purse import PATIENCE, Purse, Truth, charged
 from halter.guard.voice import HeldBack
 from halter.state.session import InFlight, call_in_flight
 
@@ -119,14 +119,26 @@ class Door:
 
         Without an `act` there is something wrong with the call, and the judge has only to say so.
         """
-        admitted = await self._admit(lease, asked, attempt)
-        match admitted:
-            case InFlight() if act is not None:
-                return await self._act(lease, admitted, act)
-            case InFlight():
-                raise AssertionError(f"{asked.call} was admitted without a tool: the judge let a flaw pass.")
-            case _:
-                return admitted
+        asked = now_asked = await self._kept(self._masked_call(asked))
+
+        def intent(now: int) -> Write:
+            nonlocal now_asked
+            now_asked = asked.at(now)
+            key = f"{asked.call}/asked/{attempt}"
+            return Write(session_stream(lease.session), key, partial(judge, now_asked), rows_of(now_asked), lease)
+
+        committed = await self._purse.admit(intent, self._patience)
+        if committed is None:
+            return StillHeld(asked.call)
+        admitted = admission(committed)
+        if not isinstance(admitted, InFlight):
+            return admitted
+        before = await self._begun_before(lease, committed, admitted) if committed.repeated else None
+        if before is not None:
+            return before
+        if act is None:
+            raise AssertionError(f"{asked.call} was admitted without a tool: the judge let a flaw pass.")
+        return await self._act(lease, msgspec.structs.replace(admitted, accounts=now_asked.accounts), act)
 
     async def guarded_look(self, asked: Asked, act: Act | None) -> Answer:
         """Let a call through, or refuse it, that only looks and costs nothing: in the same order, with nothing written.
@@ -160,27 +172,6 @@ class Door:
                     return await act.tool.check(act.arguments, permit)
         except (ToolError, TimeoutError):
             return "unknown"
-
-    async def _admit(self, lease: Lease, asked: Asked, attempt: int) -> InFlight | Answer | NeedsPerson | StillHeld:
-        """Ask the judge in one short transaction, again and again while other holds are in the way."""
-        stream = session_stream(lease.session)
-        masked = await self._kept(self._masked_call(asked))
-        deadline = self._clock.now() + self._patience
-        while True:
-            now_asked = masked.at(self._clock.now())
-            decide = partial(judge, now_asked)
-            write = Write(stream, f"{asked.call}/asked/{attempt}", decide, rows_of(now_asked), lease)
-            committed = await self._purse.commit(write)
-            answer = admission(committed)
-            if isinstance(answer, InFlight):
-                begun = await self._begun_before(lease, committed, answer) if committed.repeated else None
-                return begun or msgspec.structs.replace(answer, accounts=now_asked.accounts)
-            if answer is not None:
-                return answer
-            left = deadline - self._clock.now()
-            if left <= 0:
-                return StillHeld(asked.call)
-            await self._purse.until_freed(min(left, LONGEST_LOOK))
 
     async def _begun_before(self, lease: Lease, committed: Committed, flight: InFlight) -> Answer | None:
         """Tell what became of a call that was let through before; None if its own answer to that was lost just now."""
@@ -304,8 +295,8 @@ def told(settled: CallSettled, body: bytes) -> Answer:
     return Answer(settled.call, settled.outcome, settled.error or text, cost, took, partial=partial)
 
 
-def admission(committed: Committed) -> InFlight | Answer | NeedsPerson | None:
-    """Read the judge's answer off what was written; nothing written means that other holds must settle first."""
+def admission(committed: Committed) -> InFlight | Answer | NeedsPerson:
+    """Read the judge's answer off what was written."""
     cap: CostCapReached | None = None
     for stored in committed.events:
         match stored.event:
@@ -319,4 +310,4 @@ def admission(committed: Committed) -> InFlight | Answer | NeedsPerson | None:
                 return NeedsPerson(asked.subject, asked.decision)
             case _:
                 pass
-    return None
+    raise AssertionError("A call was decided, and what was written does not say how.")

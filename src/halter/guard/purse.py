@@ -6,7 +6,7 @@ shell that commits them and waits, for a bounded time, where other holds stand i
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, cast
 
 import msgspec
@@ -246,14 +246,41 @@ class Purse:
 
     async def commit(self, write: Write) -> Committed:
         """Commit what a session does next, and just before it, in the same transaction, what was put off."""
-        before = None if write.lease is None else self._put_off.get(write.lease)
-        if before is None or write.lease is None:
-            return await self._store.commit(write)
-        committed = await self._store.commit(msgspec.structs.replace(write, first=before))
-        if self._put_off.get(write.lease) is before:
-            del self._put_off[write.lease]
-        self._let_next_try()
+        joined = self._joined(write)
+        committed = await self._store.commit(joined)
+        if joined is not write:
+            self._wrote(joined)
         return committed
+
+    async def admit(self, intent: Callable[[int], Write], patience: int) -> Committed | None:
+        """Commit the intent of something that acts, as it is decided at this moment.
+
+        Where nothing is decided because other holds are in the way, it is decided again when one of them settles;
+        None when they stay for longer than `patience`.
+        """
+        deadline = self._clock.now() + patience
+        while True:
+            write = intent(self._clock.now())
+            joined = self._joined(write)
+            committed = await self._store.commit(joined)
+            if joined is not write:
+                self._wrote(joined)
+            if committed.events:
+                return committed
+            left = deadline - self._clock.now()
+            if left <= 0:
+                return None
+            await self.until_freed(min(left, LONGEST_LOOK))
+
+    def _joined(self, write: Write) -> Write:
+        """Let a write take along what its session put off."""
+        before = None if write.lease is None else self._put_off.get(write.lease)
+        return write if before is None else msgspec.structs.replace(write, first=before)
+
+    def _wrote(self, joined: Write) -> None:
+        if joined.lease is not None and self._put_off.get(joined.lease) is joined.first:
+            del self._put_off[joined.lease]
+        self._let_next_try()
 
     def put_off(self, lease: Lease, write: Write) -> None:
         """Leave something to be taken along by what a session, which goes on at once, writes next."""

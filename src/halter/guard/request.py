@@ -45,7 +45,7 @@ from halter.guard.ask import Standing
 from halter.guard.flight import ERROR_KEPT, Halted, RateUsedUp, Redact, StillHeld, outcome_of, to_its_end, unless_halted
 from halter.guard.halts import HaltWatch
 from halter.guard.mask import Masks, masked, masked_reply
-from halter.guard.purse import LONGEST_LOOK, Purse, Truth, charged
+from halter.guard.purse import Purse, Truth, charged
 from halter.guard.rehydrate import rehydrated_reply
 from halter.guard.voice import HeldBack, Listen, Rehydrated, StreamMask, Voice
 from halter.guard.weigh import Asking, rows_of, weigh
@@ -237,13 +237,18 @@ class ModelDoor:
 
         Each wait for a rate leads to a decision of its own, and is read over again by whoever goes on after a crash.
         """
-        stream = session_stream(lease.session)
-        deadline = self._clock.now() + (0 if asking.optional else self._patience)
-        while True:
-            now_asking = asking.at(self._clock.now())
+        stream, now_asking = session_stream(lease.session), asking
+
+        def intent(now: int) -> Write:
+            nonlocal now_asking
+            now_asking = asking.at(now)
             key = f"{asking.request}/asked" + (f"/{waited}" if waited else "")
-            write = Write(stream, key, partial(weigh, now_asking), rows_of(now_asking), lease)
-            committed = await self._purse.commit(write)
+            return Write(stream, key, partial(weigh, now_asking), rows_of(now_asking), lease)
+
+        while True:
+            committed = await self._purse.admit(intent, 0 if asking.optional else self._patience)
+            if committed is None:
+                return StillHeld(asking.request)
             answer = admission(committed)
             if isinstance(answer, GuardrailTriggered):
                 until = answer.until or 0
@@ -254,12 +259,7 @@ class ModelDoor:
             if isinstance(answer, Admitted):
                 before = await self._settled_before(stream, answer, committed, lease) if committed.repeated else None
                 return before or _with_accounts(answer, now_asking)
-            if answer is not None:
-                return answer
-            left = deadline - self._clock.now()
-            if left <= 0:
-                return StillHeld(asking.request)
-            await self._purse.until_freed(min(left, LONGEST_LOOK))
+            return answer
 
     async def _settled_before(
         self, stream: StreamId, admitted: Admitted, committed: Committed, lease: Lease
@@ -406,8 +406,8 @@ def told(settled: RequestSettled, body: bytes, max_output_tokens: int) -> Answer
     return FailedRequest(settled.request, settled.outcome, error, cost, may_retry, settled.retry_after, tokens)
 
 
-def admission(committed: Committed) -> Admitted | RefusedRequest | GuardrailTriggered | None:
-    """Read the decision off what was written; nothing written means that other holds must settle first."""
+def admission(committed: Committed) -> Admitted | RefusedRequest | GuardrailTriggered:
+    """Read the decision off what was written."""
     cap: CostCapReached | None = None
     for stored in committed.events:
         match stored.event:
@@ -421,4 +421,4 @@ def admission(committed: Committed) -> Admitted | RefusedRequest | GuardrailTrig
                 return RefusedRequest(refused.request, refused.outcome, refused.sentence, cap)
             case _:
                 pass
-    return None
+    raise AssertionError("A request was decided, and what was written says neither how nor when to ask again.")
