@@ -1,6 +1,7 @@
 """The one door to a tool.
 
-    asked = everything that can be known without a lock      the tool, its arguments, level, risk, price
+    asked = everything that can be known without a lock      the tool, its arguments, level, risk, price,
+                                                             a person's rules and edits, a prediction
     admitted = one short transaction                         R5 halt -> R6 grants -> money -> approval -> R4 hold
     output = the tool, with a permit and a deadline          no transaction open; a halt cancels it
     settled = one more transaction                           the outcome and its true cost
@@ -9,31 +10,36 @@ There is no other way to a tool: what runs behind this door needs a permit, and 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ToolError
 from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapReached, DecisionAsked, OverrunIncurred
-from halter.core.ids import session_stream
+from halter.core.ids import inbox_stream, session_stream
 from halter.core.money import usd
-from halter.core.ports import Committed, Lease, Store, Write, kept, said
+from halter.core.ports import BLOB_FROM, Committed, Draft, Lease, Query, Store, Write, kept, said
 from halter.core.prints import PrintMask, prints_masked
-from halter.core.text import from_body, to_body
-from halter.core.tools import Failed, Happened, Happening, Output, Permit, Tool, Unstoppable, Valid
+from halter.core.rows import AuditRow, DecisionRow, HaltRow, RuleRow
+from halter.core.text import clean, from_body, to_body
+from halter.core.tools import Failed, Happened, Happening, Output, Permit, Tool, Unstoppable, Valid, secret_names
 from halter.core.vocabulary import Outcome
+from halter.guard.ask import Call, Prepared, Standing, prepare
 from halter.guard.flight import ERROR_KEPT, Halted, Redact, StillHeld, outcome_of, to_its_end, unless_halted
 from halter.guard.halts import HaltWatch
 from halter.guard.judge import Approval, Asked, judge, rows_of
 from halter.guard.purse import PATIENCE, Purse, Truth, charged
+from halter.guard.secrets import GivenSecrets, Secrets
+from halter.guard.simulation import Simulated, Simulator
 from halter.guard.voice import HeldBack
 from halter.state.session import InFlight, call_in_flight
 
 MILLISECOND: Final = SECOND // 1000
+NO_SECRETS: Final = GivenSecrets({})
 HIDDEN: Final = ("its arguments hold a secret, and with it the reasons are hidden",)
 
 
@@ -89,10 +95,19 @@ class Act(msgspec.Struct, frozen=True):
         return own if self.at_most is None else min(own, self.at_most)
 
 
+class _Looked(NamedTuple):
+    """A look as it was prepared once: whose it is, with which tool, what the judge is asked and what then runs."""
+
+    standing: Standing
+    tool: Tool | None
+    asked: Asked
+    act: Act | None
+
+
 class Door:
     """Guards every tool call of the sessions of one process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 Each is one thing that a call needs, and most have their usual value.
         self,
         store: Store,
         clock: Clock,
@@ -102,6 +117,8 @@ class Door:
         patience: int = PATIENCE,
         halts: HaltWatch | None = None,
         print_mask: Callable[[], PrintMask] | None = None,
+        secrets: Secrets = NO_SECRETS,
+        simulator: Simulator | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -110,7 +127,62 @@ class Door:
         self._prints = partial(prints_masked, print_mask or partial(HeldBack, redact))
         self._patience = patience
         self._halts = halts or HaltWatch(store, clock)
+        self._secrets = secrets
+        self._simulator = simulator
         self._acting: dict[str, asyncio.Event] = {}
+        self._looked_at: dict[tuple[str, bytes, int | None], _Looked] = {}
+
+    async def call(
+        self, lease: Lease, standing: Standing, call: Call, tools: Mapping[str, Tool], attempt: int = 0
+    ) -> Answer | NeedsPerson | StillHeld:
+        """Take one call through the whole order; after a refusal or a decision, a further attempt does so again."""
+        if attempt:
+            asked = await self.decision(f"{call.id}/approval")
+            if asked is not None and await self._waits(asked, standing):
+                return NeedsPerson(call.id, asked.decision)
+            call = msgspec.structs.replace(call, edited=await self._edited(standing, asked))
+        if call.tool not in tools:
+            call = msgspec.structs.replace(call, tool=self._redact(clean(call.tool)))
+        prepared = await self._prepared(standing, call, tools.get(call.tool))
+        simulation = "" if attempt else await self._foreseen(lease, standing, prepared)
+        if simulation:
+            prepared = _shown_with(prepared, simulation)
+        act = self.act(standing, prepared.tool, prepared.arguments, call.at_most, goes_on=call.goes_on)
+        answer = await self.guarded_tool_call(lease, prepared.asked, act, attempt)
+        if not simulation or isinstance(answer, StillHeld):
+            return answer
+        return msgspec.structs.replace(answer, simulation=simulation)
+
+    async def look(
+        self, lease: Lease, standing: Standing, call: Call, tools: Mapping[str, Tool]
+    ) -> Answer | NeedsPerson | StillHeld:
+        """Make a call that a sensor repeats for ever; what is more than a look goes through the whole order."""
+        tool, again = tools.get(call.tool), (call.tool, call.arguments, call.at_most)
+        known = self._looked_at.get(again)
+        if known is None or known.standing is not standing or known.tool is not tool:
+            prepared = await self._prepared(standing, call, tool)
+            if not prepared.asked.only_looks:
+                return await self.call(lease, standing, call, tools)
+            act = self.act(standing, prepared.tool, prepared.arguments, call.at_most)
+            known = self._looked_at[again] = _Looked(standing, tool, prepared.asked, act)
+        asked = msgspec.structs.replace(known.asked, call=call.id, now=self._clock.now())
+        return await self.guarded_look(asked, known.act)
+
+    async def refuse(self, lease: Lease, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
+        """Refuse calls that are not even looked at, all in one write."""
+        sentence = self._redact(sentence)
+        drafts = [
+            Draft(
+                CallRefused(
+                    call=call.id, tool=self._redact(clean(call.tool))[:200], outcome=outcome, sentence=sentence
+                ),
+                to_body(self._redact(from_body(call.arguments[:BLOB_FROM]))),
+            )
+            for call in calls
+        ]
+        stream, rows = session_stream(lease.session), [(AuditRow, (call.id,)) for call in calls]
+        await self._purse.commit(Write(stream, f"{calls[0].id}/refused", lambda _: drafts, rows, lease))
+        return [Answer(call.id, outcome, sentence) for call in calls]
 
     async def guarded_tool_call(
         self, lease: Lease, asked: Asked, act: Act | None, attempt: int = 0
@@ -153,6 +225,15 @@ class Door:
         truth = await self._truth(self._begun(asked.call, act), asked.tool, act)
         return Answer(asked.call, truth.outcome, truth.error or from_body(truth.body or b""))
 
+    async def decision(self, decision: str) -> DecisionRow | None:
+        """Look up what became of a decision."""
+        return next(iter(await self._store.ask(Query("decision", DecisionRow, {"decision": decision}))), None)
+
+    async def halted(self, standing: Standing) -> HaltRow | None:
+        """Look up by whom one of a session's scopes is halted."""
+        rows = {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow)) if row.halted}
+        return next((rows[scope] for scope in standing.scopes() if scope in rows), None)
+
     async def again(self, lease: Lease, flight: InFlight, act: Act) -> Answer:
         """Run a call once more whose intent is committed and whose answer a crash took: only where that is harmless."""
         halted = await self._halts.now(act.scopes)
@@ -172,6 +253,58 @@ class Door:
                     return await act.tool.check(act.arguments, permit)
         except (ToolError, TimeoutError):
             return "unknown"
+
+    async def _prepared(self, standing: Standing, call: Call, tool: Tool | None) -> Prepared:
+        now, usd = self._clock.now(), await self._bound(tool)
+        prepared = prepare(standing, call, tool, now, usd)
+        if prepared.asked.approval is None:
+            return prepared
+        rules = [row for row in await self._rules() if row.tool == call.tool]
+        return prepare(standing, call, tool, now, usd, rules) if rules else prepared
+
+    async def _bound(self, tool: Tool | None) -> int:
+        """Tell what is held for a call: what the tool declares, or what its calls have cost so far."""
+        if tool is None:
+            return 0
+        cost = tool.spec.cost
+        return (await self._purse.forecast(tool.spec.name)).bound if cost == "learned" else cost
+
+    async def _rules(self) -> Sequence[RuleRow]:
+        return await self._store.ask(Query("all_rules", RuleRow))
+
+    async def _waits(self, asked: DecisionRow, standing: Standing) -> bool:
+        """Tell whether a decision is still waited for: not when it has expired, nor under a halt, which goes first."""
+        undecided = not asked.verdict and self._clock.now() < asked.expires_at
+        return undecided and await self.halted(standing) is None
+
+    async def _edited(self, standing: Standing, asked: DecisionRow | None) -> bytes | None:
+        """Read the arguments that a person put in place of those that were asked about."""
+        if asked is None or asked.verdict != "edit":
+            return None
+        (stored,) = await self._store.read(inbox_stream(standing.session), asked.decided_seq - 1, 1)
+        return await said(self._store, stored)
+
+    async def _foreseen(self, lease: Lease, standing: Standing, prepared: Prepared) -> str:
+        if self._simulator is None:
+            return ""
+        foreseen = await self._simulator.simulate(lease, standing, prepared)
+        return foreseen.text if isinstance(foreseen, Simulated) else ""
+
+    def act(
+        self,
+        standing: Standing,
+        tool: Tool | None,
+        arguments: Valid | None,
+        at_most: int | None = None,
+        *,
+        goes_on: bool = False,
+    ) -> Act | None:
+        """Put together what it takes to run a call: of the secrets those that it refers to, and no others."""
+        names = secret_names(arguments.canonical) if arguments else frozenset[str]()
+        if tool is None or arguments is None or not names <= standing.secrets:
+            return None
+        secrets = {name: self._secrets.value(name) for name in names}
+        return Act(tool, arguments, secrets, standing.scopes(), at_most, goes_on)
 
     async def _begun_before(self, lease: Lease, committed: Committed, flight: InFlight) -> Answer | None:
         """Tell what became of a call that was let through before; None if its own answer to that was lost just now."""
@@ -311,3 +444,13 @@ def admission(committed: Committed) -> InFlight | Answer | NeedsPerson:
             case _:
                 pass
     raise AssertionError("A call was decided, and what was written does not say how.")
+
+
+def _shown_with(prepared: Prepared, simulation: str) -> Prepared:
+    """Show a prediction to the person who is asked. It is bound by no digest: it is no part of what they agree to."""
+    need = prepared.asked.approval
+    if need is None:
+        return prepared
+    shown = msgspec.structs.replace(need, shown=need.shown + b"\n" + to_body(simulation))
+    asked = msgspec.structs.replace(prepared.asked, approval=shown)
+    return msgspec.structs.replace(prepared, asked=asked)
