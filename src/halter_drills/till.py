@@ -5,13 +5,13 @@ from functools import partial
 import msgspec
 
 from halter.core.ids import session_stream
-from halter.core.ports import Lease, Write
+from halter.core.ports import Committed, Lease, Write
 from halter.core.usage import Usage
 from halter.guard import chokepoint, judge, request, weigh
 from halter.guard.chokepoint import Answer, NeedsPerson
 from halter.guard.flight import StillHeld
 from halter.guard.judge import Asked
-from halter.guard.purse import LONGEST_LOOK, Purse
+from halter.guard.purse import Purse
 from halter.guard.request import RefusedRequest
 from halter.guard.weigh import Asking
 from halter.state.session import InFlight
@@ -27,15 +27,9 @@ class Till(Purse):
 
         A repeated attempt answers as it did before.
         """
-        deadline = self._clock.now() + self.patience
-        while True:
-            now = self._clock.now()
-            answer = await self._admission(self.intent(lease, asked.at(now)), asked)
-            if answer is not None:
-                return answer
-            if now >= deadline:
-                return StillHeld(asked.call if isinstance(asked, Asked) else asked.request)
-            await self.until_freed(min(deadline - now, LONGEST_LOOK))
+        committed = await self.commit_intent(lambda now: self.intent(lease, asked.at(now)), self.patience)
+        answer = None if committed is None else _admission(committed, asked)
+        return answer or StillHeld(asked.call if isinstance(asked, Asked) else asked.request)
 
     def intent(self, lease: Lease, asked: Asked | Asking) -> Write:
         """Put the decision as a write, under the key that the door would give it."""
@@ -44,17 +38,18 @@ class Till(Purse):
             return Write(stream, f"{asked.call}/asked/0", partial(judge.judge, asked), judge.rows_of(asked), lease)
         return Write(stream, f"{asked.request}/asked", partial(weigh.weigh, asked), weigh.rows_of(asked), lease)
 
-    async def _admission(self, write: Write, asked: Asked | Asking) -> InFlight | Refusal | None:
-        committed = await self.commit(write)
-        if isinstance(asked, Asked):
-            return chokepoint.admission(committed)
-        match request.admission(committed):
-            case request.Admitted(flight):
-                return flight
-            case RefusedRequest() as refused:
-                return refused
-            case _:
-                return None
+
+def _admission(committed: Committed, asked: Asked | Asking) -> InFlight | Refusal | None:
+    """Read the decision off what was written; None where a rate is waited for."""
+    if isinstance(asked, Asked):
+        return chokepoint.admission(committed)
+    match request.admission(committed):
+        case request.Admitted(flight):
+            return flight
+        case RefusedRequest() as refused:
+            return refused
+        case _:
+            return None
 
 
 class FlatRate(msgspec.Struct, frozen=True):

@@ -199,7 +199,7 @@ class Door:
             key = f"{asked.call}/asked/{attempt}"
             return Write(session_stream(lease.session), key, partial(judge, now_asked), rows_of(now_asked), lease)
 
-        committed = await self._purse.admit(intent, self._patience)
+        committed = await self._purse.commit_intent(intent, self._patience)
         if committed is None:
             return StillHeld(asked.call)
         admitted = admission(committed)

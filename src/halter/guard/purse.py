@@ -252,7 +252,7 @@ class Purse:
             self._wrote(joined)
         return committed
 
-    async def admit(self, intent: Callable[[int], Write], patience: int) -> Committed | None:
+    async def commit_intent(self, intent: Callable[[int], Write], patience: int) -> Committed | None:
         """Commit the intent of something that acts, as it is decided at this moment.
 
         Where nothing is decided because other holds are in the way, it is decided again when one of them settles;

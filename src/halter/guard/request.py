@@ -246,7 +246,7 @@ class ModelDoor:
             return Write(stream, key, partial(weigh, now_asking), rows_of(now_asking), lease)
 
         while True:
-            committed = await self._purse.admit(intent, 0 if asking.optional else self._patience)
+            committed = await self._purse.commit_intent(intent, 0 if asking.optional else self._patience)
             if committed is None:
                 return StillHeld(asking.request)
             answer = admission(committed)
