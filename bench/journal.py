@@ -20,11 +20,12 @@ from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import SortableIds, WorkerId
 from halter.core.limits import Cap, Caps, Spender, legs
 from halter.core.ports import Lease, Store
-from halter.guard.purse import Held, Purse, Truth
+from halter.guard.purse import Purse, Truth
 from halter.journal.engine import Engine
 from halter.journal.sqlite import SqliteEngine, open_connection
 from halter.journal.store import JournalStore
 from halter.state import life
+from halter.testing.holds import HoldTaken, hold
 
 CLOCK = SystemClock()
 IDS = SortableIds(CLOCK.now)
@@ -72,8 +73,8 @@ async def one(purse: Purse, lease: Lease, steps: int) -> None:
     for step in range(steps):
         held = legs(NO_CAP, spender, CLOCK.now(), usd=1000)
         intent = CallStarted(call=f"{lease.session}.{step}", tool="look_up", legs=held)
-        answer = await purse.hold(lease, intent, ARGUMENTS)
-        if not isinstance(answer, Held):
+        answer = await hold(purse, lease, intent, ARGUMENTS)
+        if not isinstance(answer, HoldTaken):
             raise TypeError(answer)
         await purse.settle(lease, answer.flight, Truth("ok", usd=400, body=RESULT))
 

@@ -30,10 +30,11 @@ from halter.core.task_project import rows_of_event
 from halter.core.task_rows import NotificationRow
 from halter.guard.approvals import Question, ask, decide, needs_you
 from halter.guard.halts import halt
-from halter.guard.purse import Held, Purse, Truth
+from halter.guard.purse import Purse, Truth
 from halter.journal.store import JournalStore
 from halter.state import life
 from halter.testing.fakes import ManualClock
+from halter.testing.holds import HoldTaken, hold
 
 TRIGGER = "clerk/papers"
 
@@ -58,8 +59,8 @@ async def spends(store: JournalStore, lease: Lease, agent: str, usd: int) -> Non
     now = await store.now()
     purse = Purse(store, ManualClock(now))
     held = legs(Caps(), Spender(lease.session, agent), now, usd=usd)
-    answer = await purse.hold(lease, CallStarted(call=f"{lease.session}.1", tool="look", legs=held), b"")
-    assert isinstance(answer, Held)
+    answer = await hold(purse, lease, CallStarted(call=f"{lease.session}.1", tool="look", legs=held), b"")
+    assert isinstance(answer, HoldTaken)
     await purse.settle(lease, answer.flight, Truth("ok", usd=usd))
 
 

@@ -19,7 +19,7 @@ from halter.core.limits import Cap, Caps, Spender, carve, legs
 from halter.core.money import DOLLAR, BudgetRow
 from halter.core.ports import Lease, Query, Stored, Write
 from halter.core.rows import HoldRow, SessionRow
-from halter.guard.purse import Held, Truth
+from halter.guard.purse import Truth
 from halter.journal.apply import Changes
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
@@ -27,6 +27,7 @@ from halter.journal.verify import verify
 from halter.state.life import end, message, park, start_child, wake
 from halter.state.session import InFlight, Session, fold
 from halter.testing.crash import CRASH_KINDS, Crash
+from halter.testing.holds import HoldTaken, hold
 from halter.testing.world import World, crash_everywhere
 
 T = TypeVar("T")
@@ -144,9 +145,9 @@ class Household:
         call, caps = CALLS[name], CHILD_CAPS if lease.session == "child" else CAPS
         amounts = legs(caps, Spender(lease.session, "household"), world.now, usd=call.held)
         held = await patiently(
-            world, lambda: world.purse.hold(lease, CallStarted(call=name, tool="spend", legs=amounts))
+            world, lambda: hold(world.purse, lease, CallStarted(call=name, tool="spend", legs=amounts))
         )
-        assert isinstance(held, Held)
+        assert isinstance(held, HoldTaken)
         self.acted[world][name] += 1
         await world.clock.sleep(SECOND)
         await patiently(world, lambda: world.purse.settle(lease, held.flight, Truth("ok", usd=call.cost)))

@@ -27,9 +27,10 @@ from halter.core.ports import Draft, Lease, Write
 from halter.core.rows import DecisionRow, RuleRow
 from halter.core.task_project import rows_of_event
 from halter.core.tasks import Schedule, Watch
-from halter.guard.purse import Held, Truth
+from halter.guard.purse import Truth
 from halter.settings import read_settings
 from halter.state import life
+from halter.testing.holds import HoldTaken, hold
 
 FILES: Final = {
     "clerk/agent.yaml": """\
@@ -102,8 +103,8 @@ async def _worked(app: App) -> None:
     lease = await _begun(app, "clerk-2")
     held = legs(Caps(), Spender("clerk-2", "clerk"), app.clock.now(), usd=600_000)
     started = CallStarted(call="clerk-2.1", tool="look", legs=held)
-    answer = await app.purse.hold(lease, started, b'{"at":"it"}')
-    assert isinstance(answer, Held)
+    answer = await hold(app.purse, lease, started, b'{"at":"it"}')
+    assert isinstance(answer, HoldTaken)
     await app.purse.settle(lease, answer.flight, Truth("ok", usd=500_000, body=b"seen"))
     assert (await app.store.commit(life.end(lease, "COMPLETED", "completed"))).events
 

@@ -54,7 +54,7 @@ from halter.core.rows import (
 from halter.core.task_project import rows_of_event
 from halter.core.task_rows import OutputRow
 from halter.core.vocabulary import State
-from halter.guard.purse import Intent, Truth, change_cap, holding, intent_id, settling
+from halter.guard.purse import Truth, change_cap, settling
 from halter.journal.chain import START, link
 from halter.journal.checkpoints import Checkpointer
 from halter.journal.keys import public_key_path, public_keys
@@ -66,6 +66,7 @@ from halter.journal.verify import verify
 from halter.state import life
 from halter.state.session import InFlight
 from halter.state.transitions import TRANSITIONS
+from halter.testing.holds import Intent, decide_hold, intent_id
 from halter.testing.world import World
 
 FLEET_DAY = Account("fleet", "day/2999-01-01", "usd")
@@ -164,7 +165,7 @@ class Scribe:
         write = Write(
             session_stream(session),
             f"{name}/held",
-            lambda rows: holding(intent, rows, f"arguments of {name}".encode()),
+            lambda rows: decide_hold(intent, rows, f"arguments of {name}".encode()),
             rows_of_hold(intent_id(intent), legs),
             self.leases[session],
         )

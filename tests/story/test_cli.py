@@ -15,9 +15,10 @@ from halter.cli import build
 from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import WorkerId
 from halter.core.limits import Caps, Spender, legs
-from halter.guard.purse import Held, Truth
+from halter.guard.purse import Truth
 from halter.settings import read_settings
 from halter.state import life
+from halter.testing.holds import HoldTaken, hold
 
 Halter = Callable[..., Result]
 
@@ -57,8 +58,8 @@ async def _spend(app: App, name: str, *, ends: bool) -> None:
     await app.store.commit(life.start(start, b"look after the canary"))
     (lease,) = await app.store.claim(WorkerId(name), 10)
     held = legs(Caps(), Spender(name, "watch"), app.clock.now(), usd=600_000)
-    answer = await app.purse.hold(lease, CallStarted(call=f"{name}.1", tool="look", legs=held), b"canary arguments")
-    assert isinstance(answer, Held)
+    answer = await hold(app.purse, lease, CallStarted(call=f"{name}.1", tool="look", legs=held), b"canary arguments")
+    assert isinstance(answer, HoldTaken)
     if ends:
         await app.purse.settle(lease, answer.flight, Truth("ok", usd=500_000, body=b"canary result"))
         assert (await app.store.commit(life.end(lease, "COMPLETED", "completed"))).events

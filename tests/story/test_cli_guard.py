@@ -28,9 +28,9 @@ from halter.core.ports import Draft, Write
 from halter.core.rows import DecisionRow
 from halter.core.vocabulary import State
 from halter.guard.chokepoint import NeedsPerson
-from halter.guard.purse import Held
 from halter.settings import read_settings
 from halter.state import life
+from halter.testing.holds import HoldTaken, hold
 
 Halter = Callable[..., Result]
 
@@ -141,7 +141,7 @@ class Place:
         held = legs(Caps(), Spender(session, "clerk"), app.clock.now(), usd=cost)
         started = CallStarted(call=f"{session}.1", tool="send", legs=held, level="RESTRICTED")
         if not parked:
-            assert isinstance(await app.purse.hold(lease, started, b'{"to":"bob"}'), Held)
+            assert isinstance(await hold(app.purse, lease, started, b'{"to":"bob"}'), HoldTaken)
         else:
             resting = SessionParked(state="SLEEPING", wake_at=app.clock.now() + HOUR)
             await app.store.commit(life.park(lease, f"{session}/park", resting))

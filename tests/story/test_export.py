@@ -17,9 +17,10 @@ from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.limits import Caps, Spender, legs
 from halter.core.ports import kept
-from halter.guard.purse import Held, Truth
+from halter.guard.purse import Truth
 from halter.settings import read_settings
 from halter.state import life
+from halter.testing.holds import HoldTaken, hold
 
 Halter = Callable[..., Result]
 Lines = list[dict[str, Any]]
@@ -62,8 +63,8 @@ async def _session(app: App, name: str, parent: str) -> None:
     for number in (1, 2):
         held = legs(Caps(), Spender(name, "clerk"), app.clock.now(), usd=1000)
         call = CallStarted(call=f"{name}.{number}", tool="look", legs=held)
-        answer = await app.purse.hold(lease, call, b'{"at": "canary"}')
-        assert isinstance(answer, Held)
+        answer = await hold(app.purse, lease, call, b'{"at": "canary"}')
+        assert isinstance(answer, HoldTaken)
         await app.purse.settle(lease, answer.flight, Truth("ok", usd=500, body=HOSTILE.encode()))
     assert (await app.store.commit(life.end(lease, "COMPLETED", "completed"))).events
 

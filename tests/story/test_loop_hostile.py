@@ -21,11 +21,12 @@ from halter.core.tools import Permit
 from halter.core.usage import ModelName, Price
 from halter.dispatch.tending import taken
 from halter.guard.approvals import decide, needs_you
-from halter.guard.purse import Held, Truth, change_cap
+from halter.guard.purse import Truth, change_cap
 from halter.journal.retention import erase
 from halter.models.scripted import Line, Scripted
 from halter.state import life
 from halter.state.session import InFlight
+from halter.testing.holds import HoldTaken, hold
 from halter.testing.world import World
 from halter.tools.tool import tool
 from tests.crash.test_loop_crashes import recalled, timeless
@@ -184,8 +185,8 @@ async def held_by_others(world: World, story: Story, usd: int) -> tuple[Lease, I
     assert lease is not None
     where = legs(story.standing().caps(), Spender("other", "desk", ""), world.now, usd=usd)
     intent = RequestStarted(request="other.t/0", model="scripted:script", purpose="turn", legs=where)
-    held = await world.purse.hold(lease, intent)
-    assert isinstance(held, Held)
+    held = await hold(world.purse, lease, intent)
+    assert isinstance(held, HoldTaken)
     return lease, held.flight
 
 

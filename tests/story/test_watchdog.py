@@ -27,11 +27,12 @@ from halter.core.rows import HoldRow, SessionRow
 from halter.dispatch.sessions import Sessions
 from halter.dispatch.tending import tended
 from halter.dispatch.watchdog import Patience, idles, outwaited
-from halter.guard.purse import Held, Truth
+from halter.guard.purse import Truth
 from halter.guard.request import TIMEOUT
 from halter.state import life
 from halter.state.receipt import receipt
 from halter.state.session import InFlight
+from halter.testing.holds import HoldTaken, hold
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
 from tests.story.dispatching import HEARTBEAT, dispatcher
@@ -197,8 +198,8 @@ class Holds(Hangs):
 
     async def works(self, lease: Lease) -> None:
         held = legs(Caps(), Spender(lease.session, "desk"), self.world.now, usd=1000)
-        answer = await self.world.purse.hold(lease, CallStarted(call="c", tool="look", legs=held), b"")
-        assert isinstance(answer, Held)
+        answer = await hold(self.world.purse, lease, CallStarted(call="c", tool="look", legs=held), b"")
+        assert isinstance(answer, HoldTaken)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:

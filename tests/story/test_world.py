@@ -13,9 +13,10 @@ from halter.core.limits import Caps, Spender, legs
 from halter.core.money import BudgetRow
 from halter.core.ports import Lease, Query
 from halter.core.text import from_body
-from halter.guard.purse import Held, Truth
+from halter.guard.purse import Truth
 from halter.state.life import end, park, post, wake
 from halter.testing.crash import Crash, Crashed, CrashKind
+from halter.testing.holds import HoldTaken, hold
 from halter.testing.seedloop import START, Deadlock
 from halter.testing.world import World
 
@@ -37,8 +38,8 @@ class Diary:
         await world.store.commit(wake(lease, f"{turn}/wake", "timer", 0))
         spender = Spender(lease.session, "diarist")
         call = CallStarted(call=f"{turn}/call", tool="look", legs=legs(Caps(), spender, world.now, usd=20))
-        held = await world.purse.hold(lease, call)
-        assert isinstance(held, Held)
+        held = await hold(world.purse, lease, call)
+        assert isinstance(held, HoldTaken)
         await world.purse.settle(lease, held.flight, Truth("ok", usd=10))
         if world.now >= self.until:
             await world.store.commit(end(lease, "COMPLETED", "completed"))

@@ -21,8 +21,9 @@ from halter.core.money import Account, BudgetRow, Overrun
 from halter.core.ports import Lease, Query
 from halter.core.rows import FREE, HoldRow, SessionRow, SpendRow
 from halter.core.vocabulary import Cause
-from halter.guard.purse import Held, Refused, Truth, change_cap
+from halter.guard.purse import Truth, change_cap
 from halter.state.life import end, message, park, post, start_child, wake
+from halter.testing.holds import HoldRefused, HoldTaken, hold
 from halter.testing.world import World
 
 CAP = 100
@@ -55,10 +56,10 @@ def child(parent: str = "s1", cap: int = CARVED) -> SessionStarted:
     return SessionStarted(session="kid", agent="helper", kind="task", started_by=parent, parent=parent, carved=carved)
 
 
-async def held(world: World, lease: Lease, usd: int, caps: Caps = CAPS, call: str = "call") -> Held:
+async def held(world: World, lease: Lease, usd: int, caps: Caps = CAPS, call: str = "call") -> HoldTaken:
     amounts = legs(caps, Spender(lease.session, "agent"), world.now, usd=usd)
-    answer = await world.purse.hold(lease, CallStarted(call=call, tool="spend", legs=amounts))
-    assert isinstance(answer, Held)
+    answer = await hold(world.purse, lease, CallStarted(call=call, tool="spend", legs=amounts))
+    assert isinstance(answer, HoldTaken)
     return answer
 
 
@@ -194,8 +195,8 @@ async def test_what_was_carved_is_the_sub_sessions_cap_whatever_its_own_configur
     kid = await claimed(world, "kid")
     generous = Caps(session=Cap(CAP * 10), agent=(), fleet=())
     amounts = legs(generous, Spender("kid", "helper"), world.now, usd=CARVED + 1)
-    answer = await world.purse.hold(kid, CallStarted(call="dear", tool="spend", legs=amounts))
-    assert isinstance(answer, Refused)
+    answer = await hold(world.purse, kid, CallStarted(call="dear", tool="spend", legs=amounts))
+    assert isinstance(answer, HoldRefused)
     assert answer.event.cap == CARVED
 
 
@@ -210,8 +211,8 @@ async def test_a_sub_sessions_cap_is_never_raised_above_what_was_carved_for_it(w
 async def test_a_session_that_still_holds_tokens_does_not_end(world: World) -> None:
     lease = await begun(world)
     amounts = legs(Caps(token_budget=500), Spender("s1", "agent"), world.now, usd=0, tokens=100)
-    answer = await world.purse.hold(lease, RequestStarted(request="r", model="m", purpose="turn", legs=amounts))
-    assert isinstance(answer, Held)
+    answer = await hold(world.purse, lease, RequestStarted(request="r", model="m", purpose="turn", legs=amounts))
+    assert isinstance(answer, HoldTaken)
     assert (await world.store.commit(end(lease, "COMPLETED", "completed"))).events == ()
     await world.purse.settle(lease, answer.flight, Truth("ok", tokens=40))
     assert len((await world.store.commit(end(lease, "COMPLETED", "completed"))).events) == 1

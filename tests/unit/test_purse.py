@@ -18,22 +18,13 @@ from halter.core.rows import HoldRow, SpendRow
 from halter.core.usage import Usage
 from halter.core.vocabulary import Purpose
 from halter.core.windows import window_at, window_end
-from halter.guard.purse import (
-    PATIENCE,
-    Held,
-    Intent,
-    Purse,
-    Refused,
-    StillHeld,
-    Truth,
-    change_cap,
-    holding,
-    settling,
-)
+from halter.guard.flight import StillHeld
+from halter.guard.purse import PATIENCE, Purse, Truth, change_cap, settling
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 from halter.state.life import end
 from halter.testing.crash import Crash
+from halter.testing.holds import HoldRefused, HoldTaken, Intent, decide_hold, hold
 from halter.testing.seedloop import START
 from halter.testing.world import World
 
@@ -56,9 +47,9 @@ def call(world: World, usd: int, name: str = "c1", caps: Caps = CAPS) -> CallSta
     return CallStarted(call=name, tool="spend", legs=legs(caps, Spender("s1", "a1"), world.now, usd=usd))
 
 
-async def held(world: World, lease: Lease, intent: Intent) -> Held:
-    answer = await world.purse.hold(lease, intent)
-    assert isinstance(answer, Held)
+async def held(world: World, lease: Lease, intent: Intent) -> HoldTaken:
+    answer = await hold(world.purse, lease, intent)
+    assert isinstance(answer, HoldTaken)
     return answer
 
 
@@ -104,8 +95,8 @@ async def test_the_charge_is_the_reported_truth_and_the_hold_only_where_nothing_
 async def test_what_exceeds_the_unspent_is_refused_before_it_acts_and_the_refusal_is_recorded(world: World) -> None:
     lease = await begun(world)
     await spent(world, lease, 90, "first")
-    answer = await world.purse.hold(lease, call(world, 11))
-    assert isinstance(answer, Refused)
+    answer = await hold(world.purse, lease, call(world, 11))
+    assert isinstance(answer, HoldRefused)
     assert answer.event == CostCapReached(
         refused="c1", name="spend", scope="session:s1", window="", unit="usd", cap=100, spent=90, amount=11
     )
@@ -116,13 +107,13 @@ async def test_what_exceeds_the_unspent_is_refused_before_it_acts_and_the_refusa
 async def test_a_budget_full_of_holds_makes_wait_and_the_wait_ends_when_a_hold_is_settled(world: World) -> None:
     lease = await begun(world)
     first = await held(world, lease, call(world, 80, "first"))
-    waiting = asyncio.create_task(world.purse.hold(lease, call(world, 60)))
+    waiting = asyncio.create_task(hold(world.purse, lease, call(world, 60)))
     await world.advance(10 * SECOND)
     assert not waiting.done()
     settled_at = world.now
     await world.purse.settle(lease, first.flight, Truth("ok", usd=30))
     answer = await waiting
-    assert isinstance(answer, Held)
+    assert isinstance(answer, HoldTaken)
     assert answer.flight.since == settled_at
     assert not (await world.session("s1")).cost_cap_reached
 
@@ -130,18 +121,18 @@ async def test_a_budget_full_of_holds_makes_wait_and_the_wait_ends_when_a_hold_i
 async def test_a_wait_is_a_refusal_once_the_holds_before_it_were_really_spent(world: World) -> None:
     lease = await begun(world)
     first = await held(world, lease, call(world, 80, "first"))
-    waiting = asyncio.create_task(world.purse.hold(lease, call(world, 60)))
+    waiting = asyncio.create_task(hold(world.purse, lease, call(world, 60)))
     await world.advance(SECOND)
     await world.purse.settle(lease, first.flight, Truth("ok", usd=80))
-    assert isinstance(await waiting, Refused)
+    assert isinstance(await waiting, HoldRefused)
 
 
 async def test_a_wait_is_bounded_and_leaves_nothing_behind(world: World) -> None:
     lease = await begun(world)
     await held(world, lease, call(world, 80, "first"))
     before, events = world.now, len(world.history)
-    answer = await world.purse.hold(lease, call(world, 60))
-    assert answer == StillHeld(call(world, 60).legs)
+    answer = await hold(world.purse, lease, call(world, 60))
+    assert answer == StillHeld("c1")
     assert world.now - before == PATIENCE
     assert len(world.history) == events
     assert await sums(world) == (0, 80, 0)
@@ -150,7 +141,7 @@ async def test_a_wait_is_bounded_and_leaves_nothing_behind(world: World) -> None
 async def test_a_hold_that_another_process_settles_is_noticed_within_half_a_second(world: World) -> None:
     lease = await begun(world)
     first = await held(world, lease, call(world, 80, "first"))
-    waiting = asyncio.create_task(world.purse.hold(lease, call(world, 60)))
+    waiting = asyncio.create_task(hold(world.purse, lease, call(world, 60)))
     await world.advance(30 * SECOND)
     await Purse(world.store, world.clock).settle(lease, first.flight, Truth("ok", usd=0))
     await world.advance(SECOND // 2)
@@ -174,12 +165,12 @@ async def test_all_who_wait_get_their_turn_as_holds_are_settled(world: World) ->
 async def test_whoever_gives_up_waiting_does_not_take_the_word_from_others(world: World) -> None:
     lease = await begun(world)
     first = await held(world, lease, call(world, 100, "first"))
-    waiting = [asyncio.create_task(world.purse.hold(lease, call(world, 50, f"c{number}"))) for number in range(2)]
+    waiting = [asyncio.create_task(hold(world.purse, lease, call(world, 50, f"c{number}"))) for number in range(2)]
     await world.advance(SECOND)
     waiting[0].cancel()
     before = world.now
     await world.purse.settle(lease, first.flight, Truth("ok", usd=0))
-    assert isinstance(await waiting[1], Held)
+    assert isinstance(await waiting[1], HoldTaken)
     assert world.now == before
 
 
@@ -207,7 +198,7 @@ def test_a_truth_beyond_the_cap_is_recorded_in_full_as_an_overrun_with_an_incide
         )
         assert await sums(world) == (130, 0, 30)
         assert (await world.session("s1")).overrun
-        assert isinstance(await world.purse.hold(lease, call(world, 1, "c2")), Refused)
+        assert isinstance(await hold(world.purse, lease, call(world, 1, "c2")), HoldRefused)
 
     with World(path=path) as world:
         world.run(scene())
@@ -239,7 +230,7 @@ def test_a_cap_can_be_lowered_below_what_is_spent_and_held_and_then_nothing_more
         assert (await budget(world)).cap == 50
         await world.purse.settle(lease, taken.flight, Truth("ok", usd=30))
         assert await sums(world) == (70, 0, 20)
-        assert isinstance(await world.purse.hold(lease, call(world, 1, "third")), Refused)
+        assert isinstance(await hold(world.purse, lease, call(world, 1, "third")), HoldRefused)
 
     with World(path=path) as world:
         world.run(scene())
@@ -247,31 +238,31 @@ def test_a_cap_can_be_lowered_below_what_is_spent_and_held_and_then_nothing_more
 
 async def test_what_is_held_already_is_not_held_a_second_time_by_a_later_attempt(world: World) -> None:
     lease = await begun(world)
-    assert isinstance(await world.purse.hold(lease, call(world, 1)), Held)
+    assert isinstance(await hold(world.purse, lease, call(world, 1)), HoldTaken)
     with pytest.raises(ValueError, match="is held already"):
-        await world.purse.hold(lease, call(world, 1), attempt=1)
+        await hold(world.purse, lease, call(world, 1), attempt=1)
 
 
 async def test_after_a_person_raised_the_cap_the_next_attempt_goes_on_in_place(world: World) -> None:
     lease = await begun(world)
     await spent(world, lease, 100, "first")
     intent = call(world, 50)
-    assert isinstance(await world.purse.hold(lease, intent), Refused)
+    assert isinstance(await hold(world.purse, lease, intent), HoldRefused)
     await world.store.commit(change_cap(SESSION, 200, "mara", "raise", "It is nearly done."))
-    assert isinstance(await world.purse.hold(lease, intent), Refused)
-    assert isinstance(await world.purse.hold(lease, intent, attempt=1), Held)
+    assert isinstance(await hold(world.purse, lease, intent), HoldRefused)
+    assert isinstance(await hold(world.purse, lease, intent, attempt=1), HoldTaken)
     assert await sums(world) == (100, 50, 0)
 
 
 async def test_a_window_that_is_full_refuses_today_and_takes_the_same_tomorrow(world: World) -> None:
     lease = await begun(world)
     await spent(world, lease, 100, "today", DAILY)
-    answer = await world.purse.hold(lease, call(world, 1, caps=DAILY))
-    assert isinstance(answer, Refused)
+    answer = await hold(world.purse, lease, call(world, 1, caps=DAILY))
+    assert isinstance(answer, HoldRefused)
     rolls = window_end(answer.event.window)
     assert rolls == START + DAY
     await world.advance(rolls - world.now)
-    assert isinstance(await world.purse.hold(lease, call(world, 1, caps=DAILY), attempt=1), Held)
+    assert isinstance(await hold(world.purse, lease, call(world, 1, caps=DAILY), attempt=1), HoldTaken)
 
 
 async def test_a_hold_is_settled_into_the_window_that_it_was_taken_from(world: World) -> None:
@@ -289,7 +280,7 @@ def test_a_hold_whose_answer_was_lost_at_midnight_is_still_the_hold_of_yesterday
         lease = await begun(world)
         await world.advance(DAY - SECOND)
         with pytest.raises(StoreUnavailable):
-            await world.purse.hold(lease, call(world, 60, caps=DAILY))
+            await hold(world.purse, lease, call(world, 60, caps=DAILY))
         await world.advance(MINUTE)
         taken = await held(world, lease, call(world, 60, caps=DAILY))
         await world.purse.settle(lease, taken.flight, Truth("ok", usd=45))
@@ -318,7 +309,7 @@ async def test_what_is_spent_and_held_survives_a_restart(world: World) -> None:
     await world.restart()
     assert await sums(world) == (70, 20, 0)
     (again,) = await taken_over(world)
-    assert isinstance(await world.purse.hold(again, call(world, 40, "third")), Refused)
+    assert isinstance(await hold(world.purse, again, call(world, 40, "third")), HoldRefused)
 
 
 async def taken_over(world: World) -> list[Lease]:
@@ -347,7 +338,7 @@ async def test_an_owner_that_lost_its_lease_can_neither_hold_nor_settle(world: W
     with pytest.raises(LeaseLost):
         await world.purse.settle(lease, taken.flight, Truth("ok", usd=1))
     with pytest.raises(LeaseLost):
-        await world.purse.hold(lease, call(world, 1, "c2"))
+        await hold(world.purse, lease, call(world, 1, "c2"))
     assert await sums(world) == (0, 60, 0)
 
 
@@ -364,8 +355,8 @@ async def test_tokens_are_held_and_settled_like_money(world: World) -> None:
     assert await sums(world, account) == (0, 800, 0)
     await world.purse.settle(lease, taken.flight, Truth("ok", usd=2, tokens=300))
     assert await sums(world, account) == (300, 0, 0)
-    answer = await world.purse.hold(lease, request("r2", 701))
-    assert isinstance(answer, Refused)
+    answer = await hold(world.purse, lease, request("r2", 701))
+    assert isinstance(answer, HoldRefused)
     assert answer.event.unit == "tokens"
 
 
@@ -421,15 +412,11 @@ async def test_the_forecast_forgets_what_is_older_than_thirty_days(world: World)
 async def test_a_body_too_large_for_the_events_table_is_kept_as_a_blob(world: World) -> None:
     lease = await begun(world)
     large = bytes(BLOB_FROM + 1)
-    taken = await world.purse.hold(lease, call(world, 1), large)
-    assert isinstance(taken, Held)
+    taken = await held(world, lease, call(world, 1))
     (settled,) = (await world.purse.settle(lease, taken.flight, Truth("ok", usd=1, body=large))).events
-    stream = await world.store.read(session_stream(lease.session))
-    (started,) = [event for event in stream if event.kind == "call_started"]
-    for event in (started, settled):
-        assert event.body is None
-        assert event.blob is not None
-        assert await world.store.get(event.blob) == large
+    assert settled.body is None
+    assert settled.blob is not None
+    assert await world.store.get(settled.blob) == large
 
 
 async def test_a_cap_that_is_lowered_while_the_clock_is_set_back_is_lowered_all_the_same() -> None:
@@ -484,10 +471,10 @@ async def test_who_waits_past_midnight_spends_the_money_of_the_new_day(world: Wo
     await world.advance(midnight - world.now - 10 * SECOND)
     yesterday, today = (window_at("day", moment) for moment in (world.now, midnight))
     first = await held(world, lease, call(world, 80, "first", DAILY))
-    waiting = asyncio.create_task(world.purse.hold(lease, call(world, 60, "second", DAILY)))
+    waiting = asyncio.create_task(hold(world.purse, lease, call(world, 60, "second", DAILY)))
     await world.advance(20 * SECOND)
     answer = await waiting
-    assert isinstance(answer, Held)
+    assert isinstance(answer, HoldTaken)
     assert await sums(world, Account("agent:a1", today, "usd")) == (0, 60, 0)
     await world.purse.settle(lease, first.flight, Truth("ok", usd=80))
     assert await sums(world, Account("agent:a1", yesterday, "usd")) == (80, 0, 0)
@@ -496,7 +483,7 @@ async def test_who_waits_past_midnight_spends_the_money_of_the_new_day(world: Wo
 async def test_money_of_a_day_that_is_over_is_not_held(world: World) -> None:
     lease = await begun(world)
     late = call(world, 60, caps=DAILY)
-    write = Write(session_stream("s1"), "late", partial(holding, late), rows_of_hold("c1", late.legs), lease)
+    write = Write(session_stream("s1"), "late", partial(decide_hold, late), rows_of_hold("c1", late.legs), lease)
     await world.advance(DAY)
     assert (await world.store.commit(write)).events == ()
 
@@ -504,8 +491,8 @@ async def test_money_of_a_day_that_is_over_is_not_held(world: World) -> None:
 async def test_what_was_settled_and_is_held_again_is_settled_again(world: World) -> None:
     lease = await begun(world)
     await spent(world, lease, 10, "c1")
-    again = await world.purse.hold(lease, call(world, 20), attempt=1)
-    assert isinstance(again, Held)
+    again = await hold(world.purse, lease, call(world, 20), attempt=1)
+    assert isinstance(again, HoldTaken)
     await world.purse.settle(lease, again.flight, Truth("ok", usd=15))
     assert await sums(world) == (25, 0, 0)
 

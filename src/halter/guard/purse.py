@@ -16,29 +16,21 @@ from halter.core.clock import DAY, SECOND, Clock
 from halter.core.events import (
     AnyEvent,
     CallSettled,
-    CallStarted,
     CapChanged,
-    CostCapReached,
     DecisionAsked,
     OverrunIncurred,
     RequestSettled,
-    RequestStarted,
 )
 from halter.core.ids import FLEET, Digest, StreamId, may_decide, session_of, session_stream
-from halter.core.limits import outdated, rolled
 from halter.core.money import (
     COLD_START,
     SAMPLES_KEPT,
     Account,
-    CapReached,
     Charge,
     Forecast,
-    Leg,
-    Reserved,
     believable,
     forecast,
     overrun_by_cap,
-    reserve,
     settle,
 )
 from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write, kept
@@ -49,13 +41,9 @@ from halter.core.task_project import rows_of_event
 from halter.core.tools import Happening
 from halter.core.usage import Usage
 from halter.core.vocabulary import Outcome, Purpose
-from halter.guard.policies import legs_within
-from halter.state.session import InFlight, call_in_flight, request_in_flight
-
-Intent = CallStarted | RequestStarted
+from halter.state.session import InFlight
 
 PATIENCE: Final = 60 * SECOND
-SHORTEST_LOOK: Final = SECOND // 50
 LONGEST_LOOK: Final = SECOND // 2
 SAMPLES_FROM: Final = 30 * DAY
 
@@ -75,31 +63,6 @@ class Truth(msgspec.Struct, frozen=True):
     may_retry: bool = False
     retry_after: int | None = None
     happened: tuple[Happening, ...] = ()
-
-
-def intent_id(intent: Intent) -> str:
-    """Tell the id of a call or a request, which is also the id of its hold."""
-    return intent.call if isinstance(intent, CallStarted) else intent.request
-
-
-def holding(intent: Intent, rows: Rows, body: bytes | None = None, blob: Digest | None = None) -> Sequence[Draft]:
-    """Decide on an intent: the intent with its hold, the refusal, or nothing where it must wait.
-
-    Money of a window that is over is not held either: the next attempt asks for that of the window after it.
-    """
-    if intent.legs and rows.get(HoldRow, intent_id(intent)) is not None:
-        raise ValueError(f"{intent_id(intent)} is held already: settle it, or repeat the attempt that held it.")
-    if outdated(intent.legs, rows.now):
-        return []
-    verdict = reserve(legs_within(intent.legs, rows), lambda leg: budget_row(rows, leg))
-    match verdict:
-        case Reserved():
-            return [Draft(msgspec.structs.replace(intent, legs=verdict.legs), body, blob)]
-        case CapReached():
-            name = intent.tool if isinstance(intent, CallStarted) else intent.model
-            return [Draft(CostCapReached.refusing(intent_id(intent), name, verdict))]
-        case _:
-            return []
 
 
 def settling(flight: InFlight, truth: Truth, rows: Rows) -> Sequence[Draft]:
@@ -216,24 +179,6 @@ def _beyond(cap: int | None, carved: HoldRow, account: Account) -> bool:
     return any(leg.unit == account.unit and (cap is None or cap > leg.amount) for leg in carved.taken())
 
 
-class Held(msgspec.Struct, frozen=True):
-    """The intent is committed and its money is held: it may act now."""
-
-    flight: InFlight
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """A cap is reached; the refusal is recorded."""
-
-    event: CostCapReached
-
-
-class StillHeld(msgspec.Struct, frozen=True):
-    """The amount would fit, but others held it for longer than patience lasted. Nothing was written."""
-
-    legs: tuple[Leg, ...]
-
-
 class Purse:
     """Holds and settles money for the sessions of one process, over one store."""
 
@@ -298,29 +243,6 @@ class Purse:
             await self._store.commit(before)
             self._let_next_try()
 
-    async def hold(
-        self, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
-    ) -> Held | Refused | StillHeld:
-        """Commit an intent with its hold, waiting for other holds to settle where that can make room.
-
-        A repeated attempt answers as it did before; after a refusal, a raised cap is tried with the next attempt.
-        """
-        kept_body = await kept(self._store, body)
-        deadline = self._clock.now() + self.patience
-        look = SHORTEST_LOOK
-        while True:
-            intent = msgspec.structs.replace(intent, legs=rolled(intent.legs, self._clock.now()))
-            committed = await self.commit(self._intending(lease, intent, kept_body, attempt))
-            answer = _answer(committed)
-            if answer is not None:
-                self._let_next_try()
-                return answer
-            left = deadline - self._clock.now()
-            if left <= 0:
-                return StillHeld(intent.legs)
-            await self.until_freed(min(look, left))
-            look = min(2 * look, LONGEST_LOOK)
-
     async def settle(self, lease: Lease, flight: InFlight, truth: Truth, *, goes_on: bool = False) -> Committed:
         """Commit the outcome with its true cost, and let somebody who waits for money try again.
 
@@ -358,15 +280,6 @@ class Purse:
         params = {"name": name, "purpose": purpose, "since": since, "limit": SAMPLES_KEPT}
         return forecast([row.usd for row in await self._store.ask(Query("newest_costs", _Cost, params))], cold_start)
 
-    def _intending(self, lease: Lease, intent: Intent, body: tuple[bytes | None, Digest | None], attempt: int) -> Write:
-        return Write(
-            session_stream(lease.session),
-            f"{intent_id(intent)}/held/{attempt}",
-            lambda rows: holding(intent, rows, *body),
-            rows_of_hold(intent_id(intent), intent.legs),
-            lease,
-        )
-
     def _let_next_try(self) -> None:
         """Pass the word to one waiter at a time; whoever gets its money passes it on."""
         while self._waiting:
@@ -391,18 +304,3 @@ class Purse:
 
 class _Cost(msgspec.Struct, frozen=True):
     usd: int
-
-
-def _answer(committed: Committed) -> Held | Refused | None:
-    """Read the answer off what is written: a repeated attempt may ask with other legs than those that are held."""
-    for stored in committed.events:
-        match stored.event:
-            case CostCapReached() as refusal:
-                return Refused(refusal)
-            case CallStarted() as held:
-                return Held(call_in_flight(held, stored))
-            case RequestStarted() as held:
-                return Held(request_in_flight(held, stored))
-            case _:
-                pass
-    return None
