@@ -3,7 +3,7 @@
 from scripts.house import text, travel
 
 LIMITS = {
-    "files": 580,
+    "files": 561,
     "files in the fullest folder": 55,
     "modules named by a gerund": 52,
     "public class names used twice or more": 112,
