@@ -172,8 +172,7 @@ def sqlite_engine(folder: Path) -> Engine:
 
 def disk_of_sqlite(folder: Path, sessions: int) -> dict[str, float]:
     """Count what SQLite really asks of the disk, by the recorder of the power-cut drill (too slow to be timed)."""
-    from halter_drills.disk import Synced, Wrote
-    from halter_drills.recorder import Recorder
+    from halter_drills.disk import Recorder, Synced, Wrote
 
     path = folder / f"{IDS.new()}.db"
     SqliteEngine(str(path), now=CLOCK.now, new_id=IDS.new).close()

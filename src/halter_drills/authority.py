@@ -24,7 +24,7 @@ from halter.core.ids import new_worker
 from halter.core.protected import NOTHING, ProtectedPaths
 from halter.dispatch.tending import tended
 from halter.settings import Settings
-from halter_drills.drill import Drill, Ground, Result, Setting, own_store, result
+from halter_drills.drill import Drill, DrillResult, Ground, Setting, own_store, result
 
 ROUNDS: Final = 1
 RAISED: Final = "name: clerk\nlimits: {max_cost_usd: 500}\n"
@@ -94,7 +94,7 @@ ATTEMPTS: Final = (
 )
 
 
-def run(setting: Setting) -> Result:
+def run(setting: Setting) -> DrillResult:
     """Try everything, each with an agent of its own."""
     rounds, violations = setting.seeds or ROUNDS, list[str]()
     cases = [attempt for _ in range(rounds) for attempt in ATTEMPTS]

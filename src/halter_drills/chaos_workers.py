@@ -6,15 +6,128 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from halter_drills.agents import PERSON
-from halter_drills.chaos_agent import CONFIG
+from halter.config.trust import Trust, folder_digest
+from halter.core.events import SessionStarted
+from halter.core.ports import Write
+from halter.state.life import start
 from halter_drills.children import PATIENCE, ChildStuck, process_state
+from halter_drills.workload import PERSON
+
+# The agent of the chaos drill: its sessions sleep, work, or spend until their cap, and what they do is counted.
+
+Errand = Literal["sleeps", "works", "spends"]
+
+AGENT: Final = "courier"
+TRIGGER: Final = f"{AGENT}/errands"
+CONFIG: Final = "config"
+EFFECTS: Final = "effects"
+
+_ERRANDS: Final[tuple[Errand, ...]] = ("sleeps", "works", "sleeps", "works", "spends")
+_ENDS: Final[Mapping[Errand, str]] = {"sleeps": "COMPLETED", "works": "COMPLETED", "spends": "BUDGET_EXCEEDED"}
+
+_AGENT_YAML: Final = f"""\
+name: {AGENT}
+model: scripted
+script: script.yaml
+autonomy: {{enabled: false, token_budget_per_hour: 0, max_actions_per_minute: 0, idle_timeout: 0}}
+limits: {{max_cost_usd: 0.40, max_cost_usd_per_day: 10000, max_output_tokens: 300, on_cap: stop}}
+schedules:
+  - {{name: errands, cron: "0 0 1 1 *", prompt: Happy new year.}}
+"""
+_FLEET_YAML: Final = """\
+models:
+  "scripted:script": {price: {input: 1, output: 1}}
+limits: {max_cost_usd_per_day: 10000}
+"""
+_USED: Final = "usage: {input_tokens: 100, output_tokens: 50}, repeat: true"
+_SCRIPT_YAML: Final = f"""\
+- {{finds: Spend all, calls: [{{tool: pay, arguments: {{part: more}}}}], {_USED}}}
+- {{finds: Work through, unless: part-1, calls: [{{tool: pay, arguments: {{part: part-1}}}}], {_USED}}}
+- {{finds: Work through, unless: part-2, calls: [{{tool: pay, arguments: {{part: part-2}}}}], {_USED}}}
+- {{finds: Work through, text: That is done., {_USED}}}
+- unless: part-1
+  calls: [{{tool: pay, arguments: {{part: part-1}}}}, {{tool: yield, arguments: {{mode: sleep, sleep: 1s}}}}]
+  repeat: true
+- unless: part-2
+  calls: [{{tool: pay, arguments: {{part: part-2}}}}, {{tool: yield, arguments: {{mode: sleep, sleep: 2s}}}}]
+  repeat: true
+- unless: part-3
+  calls: [{{tool: pay, arguments: {{part: part-3}}}}, {{tool: yield, arguments: {{mode: shutdown}}}}]
+  repeat: true
+- {{calls: [{{tool: yield, arguments: {{mode: shutdown}}}}], {_USED}}}
+"""
+_TOOLS_PY: Final = '''\
+import asyncio
+import os
+
+from halter import CallKey, tool
+
+
+@tool(level="CONTROLLED", effect="write", cost=0.05)
+async def pay(part: str, key: CallKey) -> str:
+    """Pay for a part."""
+    await asyncio.sleep(0.3)
+    file = os.open({effects!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, key.encode() + b"\\n")
+    finally:
+        os.close(file)
+    await asyncio.sleep(0.2)
+    return f"Paid as {{key}}."
+'''
+
+
+def made(home: Path) -> Path:
+    """Write the agent's folder, the fleet's file and the trust of a person who has read both."""
+    folder = home / AGENT
+    folder.mkdir()
+    (home / EFFECTS).touch()
+    (home / "halter.yaml").write_text(_FLEET_YAML)
+    (folder / "agent.yaml").write_text(_AGENT_YAML)
+    (folder / "script.yaml").write_text(_SCRIPT_YAML)
+    (folder / "tools.py").write_text(_TOOLS_PY.format(effects=str(home / EFFECTS)))
+    trusted = home / CONFIG / "halter"
+    trusted.mkdir(parents=True)
+    Trust(trusted / "trust.json").trust(folder, folder_digest(folder), PERSON, 0)
+    return folder
+
+
+def sessions(count: int) -> Iterator[tuple[str, Errand]]:
+    """Name so many sessions, each with what it does."""
+    for number in range(count):
+        errand = _ERRANDS[number % len(_ERRANDS)]
+        yield f"{AGENT}.{errand}-{number + 1}", errand
+
+
+def begun(session: str, errand: Errand) -> Write:
+    """Begin a session: one that sleeps runs by itself, the others are tasks of a trigger."""
+    own = errand == "sleeps"
+    event = SessionStarted(
+        session=session,
+        agent=AGENT,
+        kind="autonomous" if own else "task",
+        started_by=PERSON if own else f"trigger:{TRIGGER}",
+        trigger="" if own else TRIGGER,
+    )
+    return start(event, None if own else {"works": b"Work through it.", "spends": b"Spend all you have."}[errand])
+
+
+def expected_end(errand: Errand) -> str:
+    """Tell how a session has to end."""
+    return _ENDS[errand]
+
+
+def paid(home: Path) -> Counter[str]:
+    """Read the outside world's count: how often each call had its effect."""
+    return Counter((home / EFFECTS).read_text().split("\n")[:-1])
+
 
 # A second shell waits until nobody holds the other end of the worker's input, and kills the worker then: so no worker
 # outlives the drill, not even one that was killed itself.
@@ -34,7 +147,7 @@ time.time_ns = lambda: nanoseconds() + 7200 * 10**9
 _UNFENCED: Final = f"""
 import sys
 from halter.dispatch.sessions import Sessions
-from halter_drills.takeover import unfenced
+from halter_drills.zombie import unfenced
 from halter.journal import engine
 from halter.journal.store import JournalStore
 engine.fence = lambda lease, rows: None
@@ -49,7 +162,7 @@ UNFENCED: Final = ("-c", _UNFENCED)
 """A worker that goes on whoever owns the session by now: the mistake that the drill must see."""
 
 
-class Line(NamedTuple):
+class LoggedLine(NamedTuple):
     """One event that a worker was told is durable."""
 
     stream: str
@@ -59,7 +172,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerProcess:
     """One process. It says on its output what it has committed, each event when that is durable."""
 
     name: str
@@ -100,12 +213,12 @@ class Worker:
         except subprocess.TimeoutExpired:
             raise ChildStuck(f"A worker of the drill did not end within {patience:.0f} s.") from None
 
-    def told(self) -> Iterator[Line]:
+    def told(self) -> Iterator[LoggedLine]:
         """Read which events it was told are durable; one that was killed may have said its last word only in part."""
         for line in self.output.read_bytes().split(b"\n")[:-1]:
             said = json.loads(line)
             if "hash" in said:
-                yield Line(said["stream"], said["seq"], said["generation"], said["hash"])
+                yield LoggedLine(said["stream"], said["seq"], said["generation"], said["hash"])
 
     def complaints(self) -> str:
         """Read what it said beside its answer."""
@@ -118,9 +231,9 @@ class Workers:
     def __init__(self, home: Path, folder: Path, url: str) -> None:
         self._home = home
         self._command = ["worker", str(folder), "--store", url, "--json"]
-        self.started: list[Worker] = []
+        self.started: list[WorkerProcess] = []
 
-    def start(self, how: Sequence[str] = PLAIN) -> Worker:
+    def start(self, how: Sequence[str] = PLAIN) -> WorkerProcess:
         """Start one more."""
         name = f"worker-{len(self.started) + 1}"
         output, errors = self._home / f"{name}.out", self._home / f"{name}.err"
@@ -134,7 +247,7 @@ class Workers:
                 env=environ(self._home),
                 start_new_session=True,
             )
-        self.started.append(Worker(name, process, output, errors))
+        self.started.append(WorkerProcess(name, process, output, errors))
         return self.started[-1]
 
 

@@ -1,23 +1,27 @@
 """The independent checker: it reads a store with plain SQL and does its own sums.
 
 Nothing here is shared with the code that it checks: no event types, no projections, no money rules. It knows
-only the tables, the JSON of the facts, and what was promised.
+only the tables, the JSON of the facts, and what was promised. A metronome beside it tells lateness that is a
+violation from a machine that was too busy to tell.
 """
 
 import json
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from halter_drills.drill import Connection, connection
+from halter.core.clock import SECOND
+from halter_drills.children import Pipe
+from halter_drills.drill import PlainConnection, connection
 
 Account = tuple[str, str, str]
 """Scope, window, unit."""
 
 
-class Fact(NamedTuple):
+class RecordedEvent(NamedTuple):
     """One event, as the table has it."""
 
     stream: str
@@ -43,10 +47,10 @@ class Sums(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoreContents:
     """All that a store holds, in the order in which it was written."""
 
-    events: Sequence[Fact]
+    events: Sequence[RecordedEvent]
     budgets: Mapping[Account, Sums]
     holds: Mapping[str, list[list[Any]]]
     spends: Mapping[str, int]
@@ -57,15 +61,15 @@ EVENTS: Final = "SELECT stream, seq, kind, at, generation, facts FROM events ORD
 BUDGETS: Final = 'SELECT scope, "window", unit, spent, held, overrun FROM budgets'
 
 
-def found_at(url: str) -> Found:
+def found_at(url: str) -> StoreContents:
     """Read everything from the store at a URL."""
     with closing(connection(url)) as database:
         return found_in(database)
 
 
-def found_in(database: Connection) -> Found:
+def found_in(database: PlainConnection) -> StoreContents:
     """Read everything over an open connection."""
-    return Found(
+    return StoreContents(
         [fact(*row) for row in database.execute(EVENTS).fetchall()],
         {(row[0], row[1], row[2]): Sums(*row[3:]) for row in database.execute(BUDGETS).fetchall()},
         {row[0]: json.loads(row[1]) for row in database.execute("SELECT hold, legs FROM holds").fetchall()},
@@ -74,12 +78,14 @@ def found_in(database: Connection) -> Found:
     )
 
 
-def fact(stream: str, seq: int, kind: str, at: int, generation: int, facts: bytes) -> Fact:
+def fact(stream: str, seq: int, kind: str, at: int, generation: int, facts: bytes) -> RecordedEvent:
     """Read the JSON of an event."""
-    return Fact(stream, seq, kind, at, generation, json.loads(facts))
+    return RecordedEvent(stream, seq, kind, at, generation, json.loads(facts))
 
 
-def check(found: Found, planned: Mapping[Account, int | None] | None = None, *, finished: bool = True) -> list[str]:
+def check(
+    found: StoreContents, planned: Mapping[Account, int | None] | None = None, *, finished: bool = True
+) -> list[str]:
     """Say in sentences what is wrong with the order, the owners and the money of a store.
 
     `planned` are the caps that whoever made the events was to keep, where they are known better than from the
@@ -91,10 +97,10 @@ def check(found: Found, planned: Mapping[Account, int | None] | None = None, *, 
     return [*order(found), *owners(found.events), *books.violations, *books.compared(found, finished=finished)]
 
 
-def order(found: Found) -> list[str]:
+def order(found: StoreContents) -> list[str]:
     """Check that each stream counts without a gap, forward in time, up to the head that the store names."""
     wrong: list[str] = []
-    last: dict[str, Fact] = {}
+    last: dict[str, RecordedEvent] = {}
     for event in found.events:
         before = last.get(event.stream)
         expected = before.seq + 1 if before else 1
@@ -111,7 +117,7 @@ def order(found: Found) -> list[str]:
     return wrong
 
 
-def owners(events: Iterable[Fact]) -> list[str]:
+def owners(events: Iterable[RecordedEvent]) -> list[str]:
     """Check that after a new owner of a session no former one wrote again."""
     wrong: list[str] = []
     newest: dict[str, int] = defaultdict(int)
@@ -125,7 +131,7 @@ def owners(events: Iterable[Fact]) -> list[str]:
     return wrong
 
 
-def paid(events: Iterable[Fact], bills: Mapping[str, Sequence[int]]) -> list[str]:
+def paid(events: Iterable[RecordedEvent], bills: Mapping[str, Sequence[int]]) -> list[str]:
     """Check the events against what the outside world asked for: each call once, and no less than it cost."""
     settled = [event.facts for event in events if event.kind == "call_settled" and "charge" in event.facts]
     charges: dict[str, int] = {facts["call"]: facts["charge"].get("usd", 0) for facts in settled}
@@ -166,43 +172,43 @@ class Books:
     charged: dict[str, int] = field(default_factory=dict[str, int])
     carved: set[str] = field(default_factory=set[str])
 
-    def take(self, event: Fact) -> None:
+    def take(self, event: RecordedEvent) -> None:
         """Enter one event."""
         entry = _ENTRIES.get(event.kind)
         if entry is not None:
             entry(self, event)
 
-    def call_started(self, event: Fact) -> None:
+    def call_started(self, event: RecordedEvent) -> None:
         self._hold(event, event.facts["call"], event.facts.get("legs", []))
 
-    def request_started(self, event: Fact) -> None:
+    def request_started(self, event: RecordedEvent) -> None:
         self._hold(event, event.facts["request"], event.facts.get("legs", []))
 
-    def session_started(self, event: Fact) -> None:
+    def session_started(self, event: RecordedEvent) -> None:
         carved = event.facts.get("carved", [])
         if carved:
             self.carved.add(event.facts["session"])
             self._hold(event, event.facts["session"], carved)
 
-    def call_settled(self, event: Fact) -> None:
+    def call_settled(self, event: RecordedEvent) -> None:
         self._settle(event, event.facts["call"], event.facts.get("charge"))
 
-    def request_settled(self, event: Fact) -> None:
+    def request_settled(self, event: RecordedEvent) -> None:
         self._settle(event, event.facts["request"], event.facts.get("charge"))
 
-    def session_ended(self, event: Fact) -> None:
+    def session_ended(self, event: RecordedEvent) -> None:
         session = event.stream.removeprefix("session:")
         if session in self.carved:
             self._settle(event, session, event.facts.get("charge"))
 
-    def cap_changed(self, event: Fact) -> None:
+    def cap_changed(self, event: RecordedEvent) -> None:
         account = _account(event.facts)
         balance = self.accounts[account]
         balance.cap, balance.by_person = event.facts["cap"], True
         balance.overrun += event.facts.get("overrun", 0)
         self._within(event, account)
 
-    def cost_cap_reached(self, event: Fact) -> None:
+    def cost_cap_reached(self, event: RecordedEvent) -> None:
         """A refusal is right only if the amount does not fit what is unspent, whatever is held."""
         account = _account(event.facts)
         cap, amount = event.facts["cap"], event.facts["amount"]
@@ -215,7 +221,7 @@ class Books:
             told = event.facts["spent"]
             self._say(event, f"tells of {told} spent of {cap} on {_name(account)}, where it was {spent} of {binding}")
 
-    def _hold(self, event: Fact, hold: str, legs: list[list[Any]]) -> None:
+    def _hold(self, event: RecordedEvent, hold: str, legs: list[list[Any]]) -> None:
         self.started[hold] += 1
         if self.started[hold] > 1:
             self._say(event, f"starts {hold} for the second time")
@@ -230,7 +236,7 @@ class Books:
             if balance.cap is not None and balance.total > balance.cap:
                 self._say(event, f"brings {_name(account)} to {balance.total} of {balance.cap}")
 
-    def _settle(self, event: Fact, hold: str, charge: dict[str, Any] | None) -> None:
+    def _settle(self, event: RecordedEvent, hold: str, charge: dict[str, Any] | None) -> None:
         self.settled[hold] += 1
         if self.settled[hold] > 1:
             self._say(event, f"settles {hold} for the second time")
@@ -245,7 +251,7 @@ class Books:
             return
         self._charge(event, hold, legs, charge)
 
-    def _charge(self, event: Fact, hold: str, legs: list[list[Any]], charge: dict[str, Any]) -> None:
+    def _charge(self, event: RecordedEvent, hold: str, legs: list[list[Any]], charge: dict[str, Any]) -> None:
         if hold not in self.carved:
             self.charged[hold] = charge.get("usd", 0)
         for scope, window, unit, _, amount in legs:
@@ -257,7 +263,7 @@ class Books:
         for scope, window, unit, _, _ in legs:
             self._within(event, (scope, window, unit))
 
-    def _within(self, event: Fact, account: Account) -> None:
+    def _within(self, event: RecordedEvent, account: Account) -> None:
         balance = self.accounts[account]
         if balance.cap is not None and balance.total > balance.cap + balance.overrun:
             beyond = f"{balance.total} of {balance.cap} with {balance.overrun} recorded as overrun"
@@ -267,10 +273,10 @@ class Books:
         balance = self.accounts[account]
         return balance.cap if balance.by_person else self.planned.get(account, told)
 
-    def _say(self, event: Fact, wrong: str) -> None:
+    def _say(self, event: RecordedEvent, wrong: str) -> None:
         self.violations.append(f"The {event} {wrong}.")
 
-    def compared(self, found: Found, *, finished: bool) -> list[str]:
+    def compared(self, found: StoreContents, *, finished: bool) -> list[str]:
         """Compare these books with the tables that the store keeps beside the events."""
         wrong = [f"The hold {hold} was never settled." for hold in self.open] if finished else []
         own = {account: Sums(book.spent, book.held, book.overrun) for account, book in self.accounts.items()}
@@ -283,7 +289,7 @@ class Books:
         return wrong
 
 
-_ENTRIES: Final[Mapping[str, Callable[[Books, Fact], None]]] = {
+_ENTRIES: Final[Mapping[str, Callable[[Books, RecordedEvent], None]]] = {
     "call_started": Books.call_started,
     "request_started": Books.request_started,
     "session_started": Books.session_started,
@@ -310,3 +316,59 @@ def _name(account: Account) -> str:
     scope, window, unit = account
     unit = "micro-dollars" if unit == "usd" else unit
     return f"{scope} {window} ({unit})" if window else f"{scope} ({unit})"
+
+
+# How busy the machine was while a drill measured: a process that only wants to wake up in time, and often cannot.
+
+BEAT_SECONDS: Final = 0.01
+NOTED: Final = SECOND // 100
+"""A stall shorter than this is no stall."""
+HOPS: Final = 4
+"""Between a halt and its end several processes and threads have to be woken, one after the other; each may wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A time in which the metronome wanted to run and did not, in microseconds by the clock of this machine."""
+
+    since: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class LateFinding:
+    """Something that was found too late: from when on it could have been done, by how much, and what was allowed."""
+
+    sentence: str
+    since: int = 0
+    by: int = 0
+    allowed: int = SECOND
+
+
+def metronome(pipe: Pipe) -> None:
+    """Wake up again and again until told to end, and then tell the stalls."""
+    stalls: list[Stall] = []
+    while not pipe.poll(0):
+        before = time.monotonic_ns()
+        time.sleep(BEAT_SECONDS)
+        late = (time.monotonic_ns() - before) // 1000 - round(BEAT_SECONDS * SECOND)
+        if late >= NOTED:
+            now = time.time_ns() // 1000
+            stalls.append(Stall(now - late, now))
+    pipe.recv()
+    pipe.send(stalls)
+
+
+def stalled(stalls: Sequence[Stall], since: int, until: int) -> int:
+    """Tell for how long the machine was too busy in a span of time."""
+    return sum(max(0, min(each.until, until) - max(each.since, since)) for each in stalls)
+
+
+def told_apart(found: Sequence[LateFinding], stalls: Sequence[Stall]) -> tuple[list[str], list[str]]:
+    """Part what was late into violations, and what a machine that was too busy cannot tell."""
+    violations: list[str] = []
+    unsure: list[str] = []
+    for each in found:
+        busy = stalled(stalls, each.since, each.since + each.allowed + each.by)
+        (unsure if 0 < each.by <= busy * HOPS else violations).append(each.sentence)
+    return violations, unsure

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeVarTuple
 
 from halter.core.errors import HalterError
 from halter_drills import DRILLS
-from halter_drills.broken import DrillBroken, faults, sentence
+from halter_drills.drill import DrillBroken, faults, sentence
 
 Ts = TypeVarTuple("Ts")
 
@@ -70,7 +70,7 @@ class ChildFailed(DrillBroken):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ChildFailure:
     """The last words of a child that met an error."""
 
     sentence: str
@@ -97,7 +97,7 @@ class Child:
         if not self.pipe.poll(patience):
             raise ChildStuck(f"A process of the drill said nothing for {patience:.0f} s.")
         word = self.pipe.recv()
-        if isinstance(word, Failure):
+        if isinstance(word, ChildFailure):
             raise ChildFailed(word.sentence)
         return word
 
@@ -233,7 +233,7 @@ def _worked(work: Callable[..., None], pipe: Pipe, args: tuple[Any, ...]) -> Non
         work(pipe, *args)
     except* (HalterError, *faults()) as errors:
         with suppress(OSError):
-            pipe.send(Failure(sentence(errors)))
+            pipe.send(ChildFailure(sentence(errors)))
 
 
 def _end_with_parent() -> None:

@@ -5,15 +5,184 @@ may be left with. What was synced is certain; what came after may be there, be m
 overtaken what came before. Nothing here touches a disk, but for `write_out`.
 """
 
+import ctypes
+import hashlib
+import importlib.util
+import os
 import random
+import struct
+import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ctypes import CFUNCTYPE, c_char_p, c_int, c_int64, c_void_p
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Any, Literal, Self, TypeGuard
 
-from halter_drills.wal import ends_commit, pages
+# What a correct recovery must find in the files of a SQLite database, worked out without SQLite.
+
+JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+WAL_MAGIC = 0x377F0682
+WAL_VERSION = 3007000
+WAL_HEADER = struct.Struct(">8I")
+FRAME_HEADER = struct.Struct(">6I")
+JOURNAL_HEADER = struct.Struct(">8s5I")
+UNCOUNTED = 0xFFFFFFFF
+"""Stands for as many records as a journal holds, where it was written without syncs."""
+PAGE_SIZES = tuple(512 << shift for shift in range(8))
+
+Sums = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WalFrame:
+    page: int
+    size: int
+    """The pages of the database after the commit that this frame ends, or 0 when it ends none."""
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wal:
+    page_size: int
+    frames: tuple[WalFrame, ...]
+    """The valid ones: from the first frame on, while salts and cumulative checksums agree."""
+
+    @property
+    def commits(self) -> int:
+        return sum(frame.size > 0 for frame in self.frames)
+
+    @property
+    def committed(self) -> tuple[WalFrame, ...]:
+        ends = (number for number, frame in enumerate(self.frames, 1) if frame.size)
+        return self.frames[: max(ends, default=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a reader of the database sees: its size in pages, and each page by its number."""
+
+    size: int
+    pages: Mapping[int, bytes]
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(b"".join(self.pages[number] for number in range(1, self.size + 1))).digest()
+
+
+def committed(found: Content, states: Sequence[bytes]) -> int | None:
+    """The number of the one state that was found, from the digests of all states in their order.
+
+    None means that the content is no state or could be several, and either is a violation.
+    """
+    digest = found.digest
+    return states.index(digest) if states.count(digest) == 1 else None
+
+
+def pages(db: bytes, wal: bytes = b"", journal: bytes = b"") -> Content:
+    db = rolled_back(db, journal)
+    if not db:  # SQLite throws away the WAL of an empty database.
+        return Content(0, {})
+    log = parse(wal)
+    frames = log.committed
+    step = log.page_size if frames else _page_size(db)
+    size = frames[-1].size if frames else _size(db, step)
+    read = {number: db[(number - 1) * step : number * step].ljust(step, b"\0") for number in range(1, size + 1)}
+    return Content(size, read | {frame.page: frame.data for frame in frames if frame.page <= size})
+
+
+def parse(wal: bytes) -> Wal:
+    if len(wal) < WAL_HEADER.size:
+        return Wal(0, ())
+    magic, version, page_size, _, salt, pepper, first, second = WAL_HEADER.unpack_from(wal)
+    big_endian = magic == WAL_MAGIC | 1
+    sums = _checksum((0, 0), wal[:24], big_endian=big_endian)
+    known = magic | 1 == WAL_MAGIC | 1 and version == WAL_VERSION and page_size in PAGE_SIZES
+    if not known or sums != (first, second):
+        return Wal(0, ())
+    return Wal(page_size, tuple(_frames(wal, page_size, (salt, pepper), sums, big_endian=big_endian)))
+
+
+def ends_commit(wal: bytes | bytearray, offset: int) -> bool:
+    """Whether the frame around an offset says that it ends a commit; its checksum is not looked at."""
+    if offset < WAL_HEADER.size or len(wal) < WAL_HEADER.size:
+        return False
+    step = FRAME_HEADER.size + WAL_HEADER.unpack_from(wal)[2]
+    start = offset - (offset - WAL_HEADER.size) % step
+    return len(wal) >= start + step and FRAME_HEADER.unpack_from(wal, start)[1] > 0
+
+
+def rolled_back(db: bytes, journal: bytes) -> bytes:
+    """The database file after the playback of its rollback journal, if that is hot."""
+    if not db or len(journal) < JOURNAL_HEADER.size or not journal.startswith(JOURNAL_MAGIC):
+        return db
+    _, _, _, size, sector, step = JOURNAL_HEADER.unpack_from(journal)
+    if step not in PAGE_SIZES or not JOURNAL_HEADER.size <= sector <= len(journal):
+        return db
+    restored = bytearray(db[: size * step].ljust(size * step, b"\0"))
+    for page, data in _originals(journal, sector, step):
+        if page <= size:
+            restored[(page - 1) * step : page * step] = data
+    return bytes(restored)
+
+
+def _frames(wal: bytes, page_size: int, salts: Sums, sums: Sums, *, big_endian: bool) -> Iterator[WalFrame]:
+    step = FRAME_HEADER.size + page_size
+    for start in range(WAL_HEADER.size, len(wal) - step + 1, step):
+        page, size, salt, pepper, first, second = FRAME_HEADER.unpack_from(wal, start)
+        data = wal[start + FRAME_HEADER.size : start + step]
+        if (salt, pepper) != salts or not page:
+            return
+        sums = _checksum(sums, wal[start : start + 8] + data, big_endian=big_endian)
+        if sums != (first, second):
+            return
+        yield WalFrame(page, size, data)
+
+
+# Thousands of images of one disk share almost all their frames, and plain Python takes a tenth of a
+# millisecond for each. 4096 frames are more than a WAL grows to with default checkpoints, and take 16 MiB.
+@lru_cache(maxsize=4096)
+def _checksum(sums: Sums, data: bytes, *, big_endian: bool) -> Sums:
+    first, second = sums
+    words = struct.unpack(f"{'>' if big_endian else '<'}{len(data) // 4}I", data)
+    for even, odd in zip(words[::2], words[1::2], strict=True):
+        first = (first + even + second) & 0xFFFFFFFF
+        second = (second + odd + first) & 0xFFFFFFFF
+    return first, second
+
+
+def _originals(journal: bytes, sector: int, step: int) -> Iterator[tuple[int, bytes]]:
+    """The pages as they were, from each header on, until a record is cut off or its checksum is wrong."""
+    start = 0
+    while start + sector <= len(journal) and journal.startswith(JOURNAL_MAGIC, start):
+        _, count, nonce, *_ = JOURNAL_HEADER.unpack_from(journal, start)
+        start += sector
+        if count == UNCOUNTED:
+            count = (len(journal) - start) // (step + 8)
+        for _ in range(count):
+            page, data = int.from_bytes(journal[start : start + 4]), journal[start + 4 : start + 4 + step]
+            check = (nonce + sum(data[step - 200 : 0 : -200])) & 0xFFFFFFFF
+            if not page or journal[start + 4 + step : start + 8 + step] != check.to_bytes(4):
+                return
+            yield page, data
+            start += step + 8
+        start = -(-start // sector) * sector
+
+
+def _page_size(db: bytes) -> int:
+    """As the header of the file says. A header that is no header becomes a content that equals no state."""
+    (size,) = struct.unpack_from(">H", db.ljust(18, b"\0"), 16)
+    return {1: 65536}.get(size, size if size in PAGE_SIZES else 4096)
+
+
+def _size(db: bytes, step: int) -> int:
+    """The pages that the header counts, if it vouches for a possible number, else those that the file has."""
+    header = db[:100].ljust(100, b"\0")
+    held, counted = -(-len(db) // step), int.from_bytes(header[28:32])
+    return counted if 0 < counted <= held and header[24:28] == header[92:96] else held
+
 
 File = Literal["db", "wal", "journal"]
 Kind = Literal["all", "none", "torn", "subset", "prefix"]
@@ -275,3 +444,183 @@ def _moment(before: Operation | None, after: Operation | None, old_wal: int) -> 
             return f"after the {file} deletion"
         case None, _:
             return "at the start"
+
+
+# A recorder of what SQLite asks of the disk.
+
+
+class RecorderUnusable(RuntimeError):
+    """The recorder cannot be put before SQLite, or not be taken away again."""
+
+
+def _addresses(names: str) -> tuple[tuple[str, type[c_void_p]], ...]:
+    return tuple((name, c_void_p) for name in names.split())
+
+
+# The beginnings of SQLite's own structures, up to their second version. What is not replaced here is copied
+# as it is. Without the third version of the file methods nothing is mapped into memory and no write is missed.
+class _Methods(ctypes.Structure):
+    _fields_ = (
+        ("version", c_int),
+        *_addresses("close read write truncate sync file_size lock unlock check_reserved_lock file_control"),
+        *_addresses("sector_size device_characteristics shm_map shm_lock shm_barrier shm_unmap"),
+    )
+
+
+class _Vfs(ctypes.Structure):
+    _fields_ = (
+        ("version", c_int),
+        ("file_bytes", c_int),
+        ("longest_path", c_int),
+        ("next", c_void_p),
+        ("name", c_char_p),
+        *_addresses("app_data open delete access full_pathname dl_open dl_error dl_sym dl_close"),
+        *_addresses("randomness sleep current_time last_error current_time_64"),
+    )
+
+
+_OPEN = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_int, c_void_p)
+_DELETE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_int)
+_CLOSE = CFUNCTYPE(c_int, c_void_p)
+_WRITE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_int64)
+_TRUNCATE = CFUNCTYPE(c_int, c_void_p, c_int64)
+_SYNC = CFUNCTYPE(c_int, c_void_p, c_int)
+_OPEN_CREATE = 0x4
+
+
+class Recorder:
+    """Records one database while it is entered. Every connection has to be opened by its `uri`, and closed.
+
+    Nothing may have the database open when the recorder is made, since it reads the files as they are then.
+    Threads may write at the same time, each with its own connection; sharing one could block both for ever.
+    """
+
+    def __init__(self, path: Path) -> None:
+        place = os.path.realpath(path)
+        self._paths: dict[str, File] = {f"{place}{suffix}": file for file, suffix in SUFFIXES.items()}
+        self._base: dict[File, bytes] = {file: _content(Path(name)) for name, file in self._paths.items()}
+        self._operations: list[Operation] = []
+        self._lock = threading.Lock()
+        self._open: dict[int, File] = {}
+        self._unlisted: set[int] = set()
+        self._methods: dict[int, _Methods] = {}
+        self._hooks: list[object] = []
+        self._name = f"halter_recorder_{id(self):x}"
+        self._library = sqlite_library(_origin())
+        self._vfs = _Vfs.from_buffer_copy(_Vfs.from_address(self._library.sqlite3_vfs_find(None)))
+        self._vfs.version, self._vfs.name = 2, self._name.encode()
+        self._vfs.open = self._hook(_OPEN, self._vfs.open, self._opened)
+        self._vfs.delete = self._hook(_DELETE, self._vfs.delete, self._deleted)
+        self.uri = f"{Path(place).as_uri()}?vfs={self._name}"
+
+    def __enter__(self) -> Self:
+        # SQLite now points into this object, so it must outlive every reference that Python knows of.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        self._library.sqlite3_vfs_register(ctypes.byref(self._vfs), 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open:
+            raise RecorderUnusable(
+                f"{len(self._open)} files of {self.uri} are still open. "
+                "Close every connection to the database before its recorder."
+            )
+        self._library.sqlite3_vfs_unregister(ctypes.byref(self._vfs))
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self))
+
+    def mark(self, label: str) -> None:
+        """Notes something between two operations; an acknowledgment, before the next commit may begin."""
+        with self._lock:
+            self._operations.append(Marked(label))
+
+    def log(self) -> Log:
+        with self._lock:
+            return Log(self._base, tuple(self._operations))
+
+    def _hook(self, kind: Callable[..., Any], original: int, note: Callable[..., Iterable[Operation]]) -> int:
+        """The address of a function that lets SQLite's own do the work, and notes it if it succeeded."""
+        do = kind(original)
+
+        def callback(*arguments: int) -> int:
+            with self._lock:
+                code: int = do(*arguments)
+                if code == 0:
+                    self._operations.extend(note(*arguments))
+                return code
+
+        hook = kind(callback)
+        self._hooks.append(hook)
+        return ctypes.cast(hook, c_void_p).value or 0
+
+    def _opened(self, _vfs: int, name: int | None, handle: int, flags: int, _out: int) -> Iterable[Operation]:
+        file = self._paths.get(_path(name))
+        if file:
+            self._open[handle] = file
+            methods = c_void_p.from_address(handle)
+            methods.value = ctypes.addressof(self._hooked(methods.value or 0))
+            if flags & _OPEN_CREATE and file != "db":
+                self._unlisted.add(handle)
+        return ()
+
+    def _hooked(self, original: int) -> _Methods:
+        """SQLite's methods of a file, with the few replaced that change what is on the disk."""
+        if original not in self._methods:
+            methods = _Methods.from_buffer_copy(_Methods.from_address(original))
+            methods.version = min(methods.version, 2)
+            methods.close = self._hook(_CLOSE, methods.close, self._closed)
+            methods.write = self._hook(_WRITE, methods.write, self._wrote)
+            methods.truncate = self._hook(_TRUNCATE, methods.truncate, self._truncated)
+            methods.sync = self._hook(_SYNC, methods.sync, self._synced)
+            self._methods[original] = methods
+        return self._methods[original]
+
+    def _closed(self, handle: int) -> Iterable[Operation]:
+        del self._open[handle]
+        self._unlisted.discard(handle)
+        return ()
+
+    def _wrote(self, handle: int, data: int, amount: int, offset: int) -> Iterable[Operation]:
+        return (Wrote(self._open[handle], offset, ctypes.string_at(data, amount)),)
+
+    def _truncated(self, handle: int, size: int) -> Iterable[Operation]:
+        return (Truncated(self._open[handle], size),)
+
+    def _synced(self, handle: int, _flags: int) -> Iterable[Operation]:
+        """Of a journal or a WAL, the first sync after it was opened goes on to the folder that lists it."""
+        yield Synced(self._open[handle])
+        if handle in self._unlisted:
+            self._unlisted.discard(handle)
+            yield Synced("folder")
+
+    def _deleted(self, _vfs: int, name: int, sync_folder: int) -> Iterable[Operation]:
+        file = self._paths.get(_path(name))
+        if file:
+            yield Deleted(file)
+        if sync_folder:
+            yield Synced("folder")
+
+
+def _path(name: int | None) -> str:
+    return os.path.realpath(os.fsdecode(ctypes.string_at(name))) if name else ""
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def sqlite_library(origin: str | None) -> ctypes.CDLL:
+    """The library behind a file of Python's sqlite3 module, or the one that is built into Python."""
+    try:
+        library = ctypes.CDLL(origin)
+        library.sqlite3_vfs_find.restype = c_void_p
+    except (OSError, AttributeError) as error:
+        raise RecorderUnusable(
+            f"The SQLite library of this Python ({origin or 'built in'}) cannot be reached, so that writes "
+            "cannot be recorded. Use a Python whose sqlite3 module is linked to a shared libsqlite3."
+        ) from error
+    return library
+
+
+def _origin() -> str | None:
+    spec = importlib.util.find_spec("_sqlite3")
+    return spec.origin if spec and spec.has_location else None

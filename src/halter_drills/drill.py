@@ -4,6 +4,7 @@ A drill proves a promise on the user's own machine. It never touches the user's 
 file in a folder of its own, on PostgreSQL in a schema of its own, and both are gone afterwards.
 """
 
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -11,9 +12,9 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, cast
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
@@ -26,7 +27,54 @@ from halter.journal.engine import Engine
 from halter.journal.open import masked, open_engine, postgres_address
 from halter.journal.sqlite import LEASE
 from halter.journal.store import JournalStore
-from halter_drills.broken import faults, sentence
+from halter.journal.verify import verify
+
+# What the world does to a drill (a full disk, a server that restarts, a process that is gone), put in words.
+
+EARLY: Final = "The drill ended early, and so proves nothing."
+
+
+class DrillBroken(HalterError):
+    """The world failed while a drill ran; so it proves nothing."""
+
+
+def faults() -> tuple[type[Exception], ...]:
+    """List what disks, databases and processes do to a drill besides what Halter puts in words."""
+    plain = (OSError, EOFError, sqlite3.Error)
+    try:
+        import psycopg
+    except ImportError:
+        return plain
+    return (*plain, psycopg.Error)
+
+
+def sentence(error: Exception) -> str:
+    """Put an error of the world in words, also the first of several that happened at once."""
+    if isinstance(error, ExceptionGroup):
+        return sentence(cast("ExceptionGroup[Exception]", error).exceptions[0])
+    if isinstance(error, HalterError):
+        return str(error)
+    if isinstance(error, EOFError):
+        return "A process of the drill ended without saying why. Run it again."
+    said = " ".join(str(error).split()) or type(error).__name__
+    return f"{said[:1].upper()}{said[1:].rstrip('.')}. See that disk and database are well, and run it again."
+
+
+@contextmanager
+def in_words() -> Generator[None]:
+    """Let what the world does to a drill at work out as a sentence; what kept it from beginning says so itself."""
+    try:
+        yield
+    except (DrillBroken, StoreUnavailable) as error:
+        raise DrillBroken(f"{EARLY} {error}") from error
+    except ExceptionGroup as group:
+        known, unknown = group.split((HalterError, *faults()))
+        if known is None or unknown is not None:
+            raise
+        raise DrillBroken(f"{EARLY} {sentence(known)}") from group
+    except faults() as error:
+        raise DrillBroken(f"{EARLY} {sentence(error)}") from error
+
 
 StoreKind = Literal["sqlite", "postgresql"]
 
@@ -64,7 +112,7 @@ class Setting:
     progress: Progress = unseen
 
 
-class Result(msgspec.Struct, frozen=True):
+class DrillResult(msgspec.Struct, frozen=True):
     """What a drill found. `detail` says in sentences what was violated, and counts what was tried."""
 
     drill: str
@@ -74,10 +122,10 @@ class Result(msgspec.Struct, frozen=True):
     detail: dict[str, Any]
 
 
-def result(drill: str, store: str, cases: int, violations: Sequence[str], counts: Mapping[str, Any]) -> Result:
+def result(drill: str, store: str, cases: int, violations: Sequence[str], counts: Mapping[str, Any]) -> DrillResult:
     """Sum up a drill: every violation counts, the first ones are spelled out."""
     detail = {**counts, "violations": list(violations[:SENTENCES_KEPT])}
-    return Result(drill, store, cases, len(violations), detail)
+    return DrillResult(drill, store, cases, len(violations), detail)
 
 
 def _lacking_nothing() -> str:
@@ -93,7 +141,7 @@ class Drill:
 
     name: str
     proves: str
-    run: Callable[[Setting], Result]
+    run: Callable[[Setting], DrillResult]
     stores: tuple[StoreKind, ...] = ("sqlite", "postgresql")
     lacking: Callable[[], str] = _lacking_nothing
 
@@ -218,7 +266,7 @@ def _execute(url: str, statement: str) -> None:
         database.execute(statement)
 
 
-class Connection(Protocol):
+class PlainConnection(Protocol):
     """What a drill needs of a plain database connection: it commits each statement by itself."""
 
     def execute(self, query: Any, params: Any = (), /) -> Any:
@@ -230,7 +278,7 @@ class Connection(Protocol):
         ...
 
 
-def connection(url: str) -> Connection:
+def connection(url: str) -> PlainConnection:
     """Open a plain connection, past all of Halter's own code: for checkers, and for tampering."""
     if kind_of(url) == "sqlite":
         return sqlite3.connect(sqlite_file(url), isolation_level=None)
@@ -246,3 +294,22 @@ def connection(url: str) -> Connection:
         ) from error
     database.execute(f'SET search_path TO "{address.schema}"'.encode())
     return database
+
+
+# What the drills on the journal share: where they work if nobody says, and what Halter itself says of a store.
+
+IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108  only folders with unguessable names are made in there
+
+
+def in_memory(setting: Setting) -> Setting:
+    """Choose a file in memory where no store is wished for: what a drill does to processes and rows needs no disk."""
+    if setting.store is not None or not os.access(IN_MEMORY, os.W_OK):
+        return setting
+    return replace(setting, store=f"sqlite:///{IN_MEMORY}/halter.db")
+
+
+async def examined(store: JournalStore) -> list[str]:
+    """Verify the chains, the bodies and the rows of a store, and say what was found as sentences."""
+    report = await verify(store)
+    wrong = [found.sentence for found in report.findings]
+    return wrong if report.compared or wrong else ["The rows could not be compared with the events."]

@@ -19,15 +19,24 @@ from halter.core.clock import SECOND
 from halter.core.errors import StoreUnavailable
 from halter.core.ports import Store, Write
 from halter.guard.halts import halt, resume
-from halter_drills.agents import PERSON
-from halter_drills.blocked import PROMISED as GONE_BY
-from halter_drills.blocked import Block, blocked, blocks, inherited
-from halter_drills.checker import Fact, found_at
+from halter_drills.checker import LateFinding, RecordedEvent, Stall, found_at, metronome, told_apart
 from halter_drills.children import Child, Children, ChildStuck, Pipe, children, process_state
-from halter_drills.drill import Drill, Ground, Result, Setting, own_store, result
-from halter_drills.examine import in_memory
-from halter_drills.metronome import Late, Stall, metronome, told_apart
-from halter_drills.stuck import KINDS, PLAIN, Case, Mark, Marks, Round, worker
+from halter_drills.drill import Drill, DrillResult, Ground, Setting, in_memory, own_store, result
+from halter_drills.stuck import (
+    KINDS,
+    PLAIN,
+    Block,
+    HaltRound,
+    Mark,
+    Marks,
+    StuckSession,
+    blocked,
+    blocks,
+    inherited,
+    worker,
+)
+from halter_drills.stuck import PROMISED as GONE_BY
+from halter_drills.workload import PERSON
 
 Scope = Literal["session", "agent", "trigger", "fleet"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
@@ -52,13 +61,13 @@ class Halting:
     """One round: what is stuck, and what is halted then."""
 
     scope: Scope
-    round: Round
+    round: HaltRound
 
     def scopes(self) -> list[str]:
         """List all that is halted, each once."""
         return list(dict.fromkeys(self.scope_of(case) for case in (*self.round.cases, *self.round.probes)))
 
-    def scope_of(self, case: Case) -> str:
+    def scope_of(self, case: StuckSession) -> str:
         """Name the scope by which a session is halted in this round."""
         match self.scope:
             case "session":
@@ -77,10 +86,10 @@ def rounds(wanted: int) -> list[Halting]:
     kinds = cycle(KINDS)
     for number in count():
         scope = SCOPES[number % len(SCOPES)]
-        cases = [Case(f"r{number}-{place}", next(kinds), *_names(number, place)) for place in range(TOGETHER)]
+        cases = [StuckSession(f"r{number}-{place}", next(kinds), *_names(number, place)) for place in range(TOGETHER)]
         probing = 1 if scope in ("session", "fleet") else GROUPS
-        probes = [Case(f"r{number}-probe-{place}", "busy", *_names(number, place)) for place in range(probing)]
-        planned.append(Halting(scope, Round(cases, probes)))
+        probes = [StuckSession(f"r{number}-probe-{place}", "busy", *_names(number, place)) for place in range(probing)]
+        planned.append(Halting(scope, HaltRound(cases, probes)))
         if sum(len(each.scopes()) for each in planned) >= wanted:
             return planned
     raise AssertionError("There is always a next scope.")
@@ -120,7 +129,7 @@ async def _written(store: Store, write: Write) -> None:
 
 
 @dataclass(slots=True)
-class Seen:
+class HaltsSeen:
     """What was seen of all rounds while they ran. Times are microseconds by the clock of this machine."""
 
     total: int
@@ -129,17 +138,17 @@ class Seen:
     halted: dict[str, int] = field(default_factory=dict[str, int])
     """When each session was halted."""
     violations: list[str] = field(default_factory=list[str])
-    late: list[Late] = field(default_factory=list[Late])
+    late: list[LateFinding] = field(default_factory=list[LateFinding])
     took: dict[str, list[int]] = field(default_factory=lambda: defaultdict[str, list[int]](list))
     """How long it took from a halt to the end of a session, or of a process, by class."""
 
 
-def run(setting: Setting) -> Result:
+def run(setting: Setting) -> DrillResult:
     """Halt as often as is wanted, in all scopes, and look at what became of every session."""
     planned = rounds(setting.seeds or HALTS)
     halts, stuck = sum(len(each.scopes()) for each in planned), sum(len(each.round.cases) for each in planned)
     ending = blocks(max(1, min(MOST_BLOCKED, halts // 12)))
-    seen = Seen(halts + len(ending))
+    seen = HaltsSeen(halts + len(ending))
     with own_store(in_memory(setting)) as ground, children(__name__) as started:
         marks = Marks(ground.folder / "marks")
         marks.file.touch()
@@ -164,7 +173,7 @@ def _ears(setting: Setting) -> Literal["deaf", "listening"]:
 
 
 def _halt_sessions(
-    setting: Setting, planned: Sequence[Halting], working: Child, halting: Child, marks: Marks, seen: Seen
+    setting: Setting, planned: Sequence[Halting], working: Child, halting: Child, marks: Marks, seen: HaltsSeen
 ) -> None:
     for number, each in enumerate(planned):
         setting.progress(seen.done, seen.total, f"{len(each.round.cases)} stuck sessions are halted by {each.scope}")
@@ -181,7 +190,7 @@ def _halt_processes(
     halting: Child,
     marks: Marks,
     ground: Ground,
-    seen: Seen,
+    seen: HaltsSeen,
 ) -> None:
     """Block some processes at a time, halt each, and see that it is gone in time and its session is free."""
     for number in range(0, len(ending), TOGETHER_BLOCKED):
@@ -202,7 +211,7 @@ def _halt_processes(
         seen.done += len(together)
 
 
-def _all_block(together: Sequence[Block], running: Mapping[str, Child], marks: Marks, seen: Seen) -> bool:
+def _all_block(together: Sequence[Block], running: Mapping[str, Child], marks: Marks, seen: HaltsSeen) -> bool:
     """Wait until all processes are blocked; one that keeps the store locked, and is not ended, keeps others from it."""
     try:
         _began([block.session for block in together], marks)
@@ -218,7 +227,7 @@ def _kill(running: Iterable[Child]) -> None:
         process.kill()
 
 
-def _see_gone(ending: Mapping[Block, tuple[Child, int]], seen: Seen) -> None:
+def _see_gone(ending: Mapping[Block, tuple[Child, int]], seen: HaltsSeen) -> None:
     """Wait until all processes are over, each since it was halted; what runs on is ended here."""
     left = dict(ending)
     while left:
@@ -236,13 +245,15 @@ def _see_gone(ending: Mapping[Block, tuple[Child, int]], seen: Seen) -> None:
         time.sleep(0.005)
 
 
-def _gone_late(block: Block, halted: int, took: int) -> list[Late]:
+def _gone_late(block: Block, halted: int, took: int) -> list[LateFinding]:
     if took <= GONE_BY:
         return []
-    return [Late(f"A blocked process ({block.kind}) was gone only {_after(took)}.", halted, took - GONE_BY, GONE_BY)]
+    return [
+        LateFinding(f"A blocked process ({block.kind}) was gone only {_after(took)}.", halted, took - GONE_BY, GONE_BY)
+    ]
 
 
-def _round(number: int, each: Halting, hands: tuple[Child, Child], marks: Marks, seen: Seen) -> None:
+def _round(number: int, each: Halting, hands: tuple[Child, Child], marks: Marks, seen: HaltsSeen) -> None:
     working, halting = hands
     working.tell(each.round)
     began = _began([case.session for case in each.round.cases], marks)
@@ -271,10 +282,10 @@ def _began(sessions: Sequence[str], marks: Marks) -> list[Mark]:
     raise ChildStuck("The sessions of the drill did not come to where they should be stuck.")
 
 
-def _left_running(began: Sequence[Mark], halted: Mapping[str, int]) -> list[Late]:
+def _left_running(began: Sequence[Mark], halted: Mapping[str, int]) -> list[LateFinding]:
     """Watch the processes that stuck sessions had started, until all are gone or have run on for far too long."""
     left = {pid: halted[mark.session] for mark in began for pid in mark.pids}
-    late: list[Late] = []
+    late: list[LateFinding] = []
     while left:
         now = time.time_ns() // 1000
         gone = [pid for pid in left if process_state(pid) in GONE]
@@ -282,15 +293,15 @@ def _left_running(began: Sequence[Mark], halted: Mapping[str, int]) -> list[Late
             over = now - left[pid] - PROMISED
             if over > 0:
                 told = f"A process that a halted call had started ran on after {PROMISED / SECOND:g} s."
-                late.append(Late(told, left[pid], over))
+                late.append(LateFinding(told, left[pid], over))
             del left[pid]
         time.sleep(0.005)
     return late
 
 
-def _judge(planned: Sequence[Halting], found: Sequence[Fact], marks: Sequence[Mark], seen: Seen) -> None:
+def _judge(planned: Sequence[Halting], found: Sequence[RecordedEvent], marks: Sequence[Mark], seen: HaltsSeen) -> None:
     """Judge every session by what the store and the outside world say."""
-    streams: dict[str, list[Fact]] = defaultdict(list)
+    streams: dict[str, list[RecordedEvent]] = defaultdict(list)
     for event in found:
         streams[event.stream].append(event)
     ours = {scope for each in planned for scope in each.scopes()}
@@ -309,7 +320,7 @@ def _judge(planned: Sequence[Halting], found: Sequence[Fact], marks: Sequence[Ma
             seen.took[kind] += [event.at - since for event in events if event.kind == "session_ended"]
 
 
-def unnamed(planned: Sequence[Halting], fleet: Sequence[Fact]) -> list[str]:
+def unnamed(planned: Sequence[Halting], fleet: Sequence[RecordedEvent]) -> list[str]:
     """Check that every halt and every resume is in the journal, with its scope and the name of who did it."""
     scopes = [scope for each in planned for scope in each.scopes()]
     wrong: list[str] = []
@@ -321,7 +332,7 @@ def unnamed(planned: Sequence[Halting], fleet: Sequence[Fact]) -> list[str]:
     return wrong
 
 
-def unended(events: Sequence[Fact]) -> Iterator[str]:
+def unended(events: Sequence[RecordedEvent]) -> Iterator[str]:
     """Check that a session ended, and as one that was halted."""
     ends = [event.facts for event in events if event.kind == "session_ended"]
     if not ends:
@@ -331,25 +342,25 @@ def unended(events: Sequence[Fact]) -> Iterator[str]:
             yield f"ended {facts['state']}, {facts['terminal_reason']}."
 
 
-def late(events: Sequence[Fact], halted: int) -> Iterator[Late]:
+def late(events: Sequence[RecordedEvent], halted: int) -> Iterator[LateFinding]:
     """Check that from a second after the halt nothing begins, nothing is under way, and the session is over."""
     over = halted + PROMISED
     begun = {_flight(event): event for event in events if event.kind in ("call_started", "request_started")}
     settled = {_flight(event): event for event in events if event.kind in ("call_settled", "request_settled")}
     for flight, event in begun.items():
         if event.at >= over:
-            yield Late(f"began {flight} {_after(event.at - halted)}.", halted, event.at - over + 1)
+            yield LateFinding(f"began {flight} {_after(event.at - halted)}.", halted, event.at - over + 1)
         if flight not in settled:
-            yield Late(f"has no outcome of {flight}.")
+            yield LateFinding(f"has no outcome of {flight}.")
         elif settled[flight].at >= over:
             until = settled[flight].at
-            yield Late(f"had {flight} under way until {_after(until - halted)}.", halted, until - over + 1)
+            yield LateFinding(f"had {flight} under way until {_after(until - halted)}.", halted, until - over + 1)
     for event in events:
         if event.kind == "session_ended" and event.at >= over:
-            yield Late(f"ended {_after(event.at - halted)}.", halted, event.at - over + 1)
+            yield LateFinding(f"ended {_after(event.at - halted)}.", halted, event.at - over + 1)
 
 
-def _flight(event: Fact) -> str:
+def _flight(event: RecordedEvent) -> str:
     return event.facts.get("call") or event.facts["request"]
 
 
@@ -357,15 +368,15 @@ def _after(micros: int) -> str:
     return f"{micros / SECOND:.2f} s after the halt"
 
 
-def acted_on(marks: Sequence[Mark], halted: Mapping[str, int]) -> list[Late]:
+def acted_on(marks: Sequence[Mark], halted: Mapping[str, int]) -> list[LateFinding]:
     """Check by the marks of the outside world that nothing went on, and that what was stuck in this process stopped."""
-    found: list[Late] = []
+    found: list[LateFinding] = []
     for mark in marks:
         at = halted.get(mark.session, mark.at)
         since = mark.at - at
         if mark.what != "began" and since >= PROMISED:
             told = f"Outside, session {mark.session} {mark.what} {_after(since)}."
-            found.append(Late(told, at, since - PROMISED + 1))
+            found.append(LateFinding(told, at, since - PROMISED + 1))
     return found
 
 

@@ -25,13 +25,9 @@ from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
 from halter.journal.sqlite import SqliteEngine, open_connection
 from halter.journal.store import JournalStore
-from halter_drills.disk import ACKNOWLEDGED, Commit, Image, Log, commits, images, write_out
-from halter_drills.drill import Drill, Ground, Result, Setting, own_store, result, sqlite_file
-from halter_drills.examine import IN_MEMORY, examined
-from halter_drills.plan import Step, plan
-from halter_drills.recorder import Recorder
-from halter_drills.wal import committed, pages
-from halter_drills.workload import Told, Workload
+from halter_drills.disk import ACKNOWLEDGED, Commit, Image, Log, Recorder, commits, committed, images, pages, write_out
+from halter_drills.drill import IN_MEMORY, Drill, DrillResult, Ground, Setting, examined, own_store, result, sqlite_file
+from halter_drills.workload import Step, Told, Workload, plan
 
 SESSION: Final = "drill"
 STEPS_WITH_TEETH: Final = 20
@@ -148,7 +144,7 @@ def drawn(log: Log, wanted: int | None) -> Iterator[Image]:
     yield from islice((image for each in passes for image in each), wanted)
 
 
-class Examiner:
+class ImageExaminer:
     """Opens images for real, and compares what SQLite finds in them with what must be there."""
 
     def __init__(self, recording: Recording, folder: Path) -> None:
@@ -226,11 +222,11 @@ class Tally:
         self.blank += image.blank
 
 
-def run(setting: Setting) -> Result:
+def run(setting: Setting) -> DrillResult:
     """Record one session, and open every image of the disk that a power cut may have left behind."""
     with own_store(setting) as ground, tempfile.TemporaryDirectory(dir=_quick_folder(ground)) as folder:
         recording = record(sqlite_file(ground.url), teeth=setting.teeth)
-        examiner = Examiner(recording, Path(folder))
+        examiner = ImageExaminer(recording, Path(folder))
         expected = setting.seeds or len(recording.log.operations) * FEWEST_PER_POINT
         wrong: list[str] = []
         tally = Tally()

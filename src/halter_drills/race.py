@@ -7,26 +7,386 @@ policy.
 """
 
 import asyncio
+import json
 import os
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from halter.core.clock import SECOND, SystemClock
-from halter.core.ids import WorkerId
-from halter.core.ports import Query
-from halter_drills.careless import CheckThenSpend
-from halter_drills.checker import Found, check, found_at, paid
+from halter.app import App, open_app
+from halter.app.policy import unbound
+from halter.config.agent import agent_of
+from halter.config.load import load_bytes
+from halter.config.resolve import resolve
+from halter.core.clock import HOUR, MINUTE, SECOND, SystemClock
+from halter.core.events import AnyEvent, CallStarted, CostCapReached, SessionStarted
+from halter.core.ids import SortableIds, WorkerId, session_stream
+from halter.core.limits import Caps, Spender, legs
+from halter.core.money import BudgetRow, CapReached, Leg, MustWait, reserve
+from halter.core.ports import Draft, Lease, Query, Rows, Stored, Write
+from halter.core.project import rows_of_hold
+from halter.core.row import Row
+from halter.core.rows import FleetPolicyRow
+from halter.core.windows import window_at
+from halter.dispatch.tending import tended
+from halter.guard.chokepoint import Answer
+from halter.guard.flight import StillHeld
+from halter.guard.judge import Asked, cap_sentence, uncapped
+from halter.guard.purse import Truth
+from halter.guard.weigh import Asking
+from halter.journal.engine import Engine
+from halter.journal.memory import MemoryEngine
+from halter.journal.sqlite import SqliteEngine, open_connection
+from halter.journal.store import JournalStore
+from halter.settings import read_settings
+from halter.state.life import start
+from halter.state.session import InFlight
+from halter.testing.crash import Crashed
+from halter.testing.seedloop import START, SeedLoop
+from halter_drills.checker import RecordedEvent, StoreContents, Sums, check, fact, found_at, found_in, paid
 from halter_drills.children import Child, Children, Pipe, children
-from halter_drills.crowds import ONE_CAP, cap_change, patience, planned, quarrel
-from halter_drills.drill import Drill, Ground, Result, Setting, own_store, result
-from halter_drills.folders import spend_in_folders
-from halter_drills.simulated import PROCESSES, ROUGH, Race, simulated
-from halter_drills.spenders import Crowd, Worker, begin
-from halter_drills.till import Till
+from halter_drills.drill import Drill, DrillResult, Ground, Setting, own_store, result
+from halter_drills.faults import Faults, FaultyStore
+from halter_drills.spenders import ONE_CAP, Crowd, SpendingWorker, begin, cap_change, patience, planned, quarrel, surely
+from halter_drills.workload import Refusal, Till
+
+# Purses with a mistake in them, for the teeth of the race.
+
+R = TypeVar("R", bound=Row)
+
+
+class ObeysItsFolder(Till):
+    """The mistake that the race must see in folders: a process goes by the caps that it has read itself."""
+
+    def intent(self, lease: Lease, asked: Asked | Asking) -> Write:
+        """Decide without a look at the store's policy."""
+        write = super().intent(lease, asked)
+
+        def decide(rows: Rows) -> Sequence[Draft]:
+            return write.decide(_WithoutPolicy(rows))
+
+        return msgspec.structs.replace(write, decide=decide)
+
+
+class _WithoutPolicy:
+    """The locked rows, without the one of the store's policy."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    @property
+    def now(self) -> int:
+        """The store's time."""
+        return self._rows.now
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        """Return a row, and none for the policy."""
+        return None if kind is FleetPolicyRow else self._rows.get(kind, *key)
+
+
+class CheckThenSpend(Till):
+    """The mistake that the race must see: it looks at the budget first, and spends in another transaction.
+
+    Because the store's own constraint would stop it even so, it does not tell the store of any cap.
+    """
+
+    async def admit(self, lease: Lease, asked: Asked | Asking) -> InFlight | Refusal | StillHeld:
+        """Decide on what the budgets were a moment ago."""
+        if isinstance(asked, Asking):
+            return await super().admit(lease, asked)
+        found = await self._store.ask(Query("budgets", BudgetRow))
+        rows = {(row.scope, row.window, row.unit): row for row in found}
+        verdict = reserve(
+            asked.legs,
+            lambda leg: rows.get((leg.scope, leg.window, leg.unit)) or BudgetRow(leg.scope, leg.window, leg.unit),
+        )
+        if isinstance(verdict, MustWait):
+            return StillHeld(asked.call)
+        legs = uncapped(asked.legs)
+        if isinstance(verdict, CapReached):
+            refusal = CostCapReached.refusing(asked.call, asked.tool, verdict)
+            await self._blindly(lease, asked.call, refusal, legs)
+            return Answer(asked.call, "cost_cap_reached", cap_sentence(verdict), cap=refusal)
+        await self._blindly(lease, asked.call, CallStarted(call=asked.call, tool=asked.tool, legs=legs), legs)
+        return InFlight(asked.call, asked.tool, "turn", legs, self._clock.now(), is_call=True)
+
+    async def _blindly(self, lease: Lease, call: str, event: AnyEvent, legs: tuple[Leg, ...]) -> None:
+        """Commit what was decided before, whatever the rows say by now."""
+        stream, reads = session_stream(lease.session), rows_of_hold(call, legs)
+        write = Write(stream, f"{call}/held", lambda _: [Draft(event)], reads, lease)
+        await surely(lambda: self._store.commit(write), self._clock)
+
+
+# One run of the spenders in virtual time: processes that crash, a store that loses answers, all from one number.
+
+PROCESSES: Final = 4
+LIVES: Final = 3
+"""How often each process may die before its luck turns; so every run comes to an end."""
+
+TOO_LONG: Final = 3 * HOUR
+SMOOTH: Final = Faults()
+ROUGH: Final = Faults(away=0.02, lost=0.05, crash=0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What is run: who spends, how well the till is made, what goes wrong, how often a person changes a cap."""
+
+    seed: int
+    crowd: Crowd
+    till: type[Till] = Till
+    faults: Faults = SMOOTH
+    changes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    violations: list[str]
+    counts: Counter[str]
+    found: StoreContents
+
+
+@dataclass(slots=True)
+class Tape:
+    """Hears every commit of a store, in order; the store tells it before it tells whoever wrote."""
+
+    events: list[RecordedEvent] = field(default_factory=list[RecordedEvent])
+    open: set[str] = field(default_factory=set[str])
+    every_seconds: float = HOUR / SECOND
+
+    def saw(self, events: Sequence[Stored]) -> None:
+        """Keep the events, and who is not over yet."""
+        for event in events:
+            self.events.append(fact(event.stream, event.seq, event.kind, event.at, event.generation, event.facts))
+            if event.kind == "session_started":
+                self.open.add(event.stream)
+            elif event.kind == "session_ended":
+                self.open.discard(event.stream)
+
+    def flush(self) -> None:
+        """Nothing is put off."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaceWorld:
+    """What outlives the processes of a run: the store, the clock, and what the outside world asked for."""
+
+    race: Race
+    loop: SeedLoop
+    store: JournalStore
+    tape: Tape
+    bills: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list[int]))
+    counts: Counter[str] = field(default_factory=Counter[str])
+
+    async def finished(self) -> bool:
+        """Tell whether every session that was started is over."""
+        return not self.tape.open
+
+    def bill(self, call: str, truth: int) -> None:
+        """Ask for money."""
+        self.bills[call].append(truth)
+
+
+def simulated(race: Race) -> Outcome:
+    """Run a crowd to its end, and check what is left. It begins shortly before an hour is over."""
+    start = START + HOUR - MINUTE // 2
+    loop = SeedLoop(race.seed, start)
+    tape = Tape()
+    engine, found = _engine(race, loop, tape)
+    store = JournalStore(engine, inline=True, salt=random.Random(race.seed).randbytes, observers=[tape])
+    world = RaceWorld(race, loop, store, tape)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        late = runner.run(_run(world))
+        left = found()
+        runner.run(store.close())
+    wrong = late + check(left, planned(race.crowd, start)) + paid(left.events, world.bills)
+    world.counts.update(Counter(event.kind for event in left.events))
+    return Outcome([f"Number {race.seed}: {sentence}" for sentence in wrong], world.counts, left)
+
+
+def _engine(race: Race, loop: SeedLoop, tape: Tape) -> tuple[Engine, Callable[[], StoreContents]]:
+    new_id = SortableIds(loop.now, random.Random(race.seed).getrandbits).new
+    if race.seed % 2:
+        connection = open_connection(":memory:")
+        engine = SqliteEngine(
+            ":memory:", now=loop.now, new_id=new_id, lease=race.crowd.lease, connect=lambda _: connection
+        )
+        return engine, lambda: found_in(connection)
+    memory = MemoryEngine(now=loop.now, new_id=new_id, lease=race.crowd.lease)
+    return memory, lambda: _found(memory, tape)
+
+
+def _found(memory: MemoryEngine, tape: Tape) -> StoreContents:
+    budgets = {
+        (row["scope"], row["window"], row["unit"]): Sums(row["spent"], row["held"], row["overrun"])
+        for row in memory.ask("budgets", {})
+    }
+    return StoreContents(
+        tape.events,
+        budgets,
+        {row["hold"]: json.loads(row["legs"]) for row in memory.ask("holds", {})},
+        {row["hold"]: row["usd"] for row in memory.ask("all_spends", {})},
+        {row["stream"]: row["head"] for row in memory.ask("heads", {})},
+    )
+
+
+async def _run(world: RaceWorld) -> list[str]:
+    await begin(world.store, world.race.crowd)
+    slots = -(-len(world.race.crowd.members) // PROCESSES)
+    try:
+        async with asyncio.timeout(TOO_LONG / SECOND), asyncio.TaskGroup() as tasks:
+            for number in range(PROCESSES):
+                tasks.create_task(_process(world, number, slots))
+            tasks.create_task(_cap_changer(world))
+    except TimeoutError:
+        return [f"These sessions did not come to an end: {', '.join(sorted(world.tape.open))}."]
+    return []
+
+
+async def _process(world: RaceWorld, number: int, slots: int) -> None:
+    """Be one process after another: when one has crashed, the next one starts with nothing but the store."""
+    for life in range(LIVES + 1):
+        chance = random.Random(f"{world.race.seed} {number} {life}")
+        faults = world.race.faults if life < LIVES else SMOOTH
+        store = FaultyStore(world.store, chance, world.loop, faults)
+        worker = SpendingWorker(
+            WorkerId(f"w{number}.{life}"),
+            store,
+            world.loop,
+            world.race.crowd,
+            world.bill,
+            world.finished,
+            slots,
+            world.race.till,
+        )
+        try:
+            await worker.run()
+        except* Crashed:
+            world.counts["crashes"] += 1
+            await world.loop.sleep(chance.randrange(5 * SECOND))
+        if await world.finished():
+            return
+
+
+async def _cap_changer(world: RaceWorld) -> None:
+    """Raise and lower caps, for one window or for the life of a session, while everybody spends."""
+    chance = random.Random(f"{world.race.seed} person")
+    store = FaultyStore(world.store, chance, world.loop, Faults(away=0.2, lost=0.2))
+    for number in range(world.race.changes):
+        await world.loop.sleep(chance.randrange(5 * SECOND))
+        write = cap_change(world.race.crowd, world.loop.now(), chance, number)
+        await surely(lambda write=write: store.commit(write), world.loop)
+
+
+# The part of the race that is about folders: one store, and processes whose own `halter.yaml` says other caps.
+
+CAP: Final = 120_000
+"""What the store's policy allows all agents together, in micro-dollars."""
+OWN_CAP: Final = 40_000
+"""What the stricter file allows its own process."""
+COST: Final = 10_000
+WANTED: Final = 8
+"""How many calls each process would make."""
+AGENT: Final = "clerk"
+AGENT_FILE: Final = b"name: clerk\nlimits: {max_cost_usd: none, max_cost_usd_per_day: none}\n"
+FOLDERS: Final[Mapping[str, str]] = {
+    "early": "",
+    "first": "limits: {max_cost_usd_per_day: 0.12}\n",
+    "bare": "",
+    "looser": "limits: {max_cost_usd_per_day: 500}\n",
+    "unlimited": "limits: {max_cost_usd_per_day: none}\nmode: FULL\n",
+    "stricter": "limits: {max_cost_usd_per_day: 0.04}\n",
+}
+"""The process of `early` starts before the one of `first`, whose file becomes the policy; the others start after it."""
+
+
+def spend_in_folders(ground: Ground, started: Children, *, broken: bool) -> tuple[list[str], Counter[str]]:
+    """Let a process spend in each folder at the same time, and check what they spent together."""
+    since = SystemClock().now()
+    asyncio.run(_begin_in_folders(ground))
+    spenders: dict[Child, str] = {}
+    for name, file in FOLDERS.items():
+        folder = ground.folder / name
+        folder.mkdir()
+        if file:
+            (folder / "halter.yaml").write_text(file)
+        child = started.start(_spender, ground, folder, broken)
+        child.hear()
+        spenders[child] = name
+    for child in spenders:
+        child.tell("go")
+    spent: Counter[str] = Counter()
+    for child, cost in started.words():
+        spent[spenders[child]] += cost
+    days = len({window_at("day", since), window_at("day", SystemClock().now())})
+    return _wrong(spent, days), Counter({"folders": len(FOLDERS)})
+
+
+def _wrong(spent: Counter[str], days: int) -> list[str]:
+    found: list[str] = []
+    if spent.total() > days * CAP:
+        who = ", ".join(f"{name} {cost}" for name, cost in spent.items())
+        found.append(f"Folders: {spent.total()} micro-dollars were spent, and the store's policy allows {CAP} ({who}).")
+    if spent.total() < CAP:
+        found.append(f"Folders: only {spent.total()} of {CAP} micro-dollars were spent, and all wanted more.")
+    if spent["stricter"] > days * OWN_CAP:
+        found.append(f"Folders: {spent['stricter']} were spent where the file in the folder allows {OWN_CAP}.")
+    return found
+
+
+async def _begin_in_folders(ground: Ground) -> None:
+    store = ground.open()
+    try:
+        for name in FOLDERS:
+            await store.commit(start(SessionStarted(session=name, agent=AGENT, kind="task", started_by="the drill")))
+    finally:
+        await store.close()
+
+
+def _spender(pipe: Pipe, ground: Ground, folder: Path, broken: bool) -> None:  # noqa: FBT001 It is passed to a process.
+    os.chdir(folder)
+    asyncio.run(_spend(pipe, ground, WorkerId(folder.name), broken=broken))
+
+
+async def _spend(pipe: Pipe, ground: Ground, worker: WorkerId, *, broken: bool) -> None:
+    """Start as any process does that runs agents, and spend as soon as all others have started."""
+    settings = read_settings({"HALTER_PERSON": "the drill"}, ground.folder, ground.url)
+    async with open_app(settings) as app, tended(app.store, app.clock, worker):
+        pipe.send(0)
+        await asyncio.to_thread(pipe.recv)
+        fleet = unbound(settings).fleet if broken else app.fleet
+        caps = resolve(fleet, agent_of(load_bytes(AGENT_FILE, "agent.yaml"))).caps
+        till = (ObeysItsFolder if broken else Till)(app.store, app.clock)
+        (lease,) = await app.store.claim(worker, 1)
+        for number in range(WANTED):
+            if not await _bought(app, till, lease, caps, f"{worker}.{number}"):
+                return
+            pipe.send(COST)
+
+
+async def _bought(app: App, till: Till, lease: Lease, caps: Caps, call: str) -> bool:
+    """Hold, act, settle; tell whether there was money for it."""
+    while True:
+        now = app.clock.now()
+        held = legs(caps, Spender(lease.session, AGENT), now, usd=COST)
+        asked = Asked(call=call, tool="buy", arguments=b"", session=lease.session, agent=AGENT, now=now, legs=held)
+        match await till.admit(lease, asked):
+            case InFlight() as flight:
+                await app.clock.sleep(SECOND // 100)
+                await till.settle(lease, flight, Truth("ok", usd=COST))
+                return True
+            case StillHeld():
+                pass
+            case _:
+                return False
+
 
 SEEDS: Final = 40
 CROWDS_EVERY: Final = 50
@@ -44,7 +404,7 @@ BILLS: Final = "bills"
 Report = tuple[list[str], Counter[str]]
 
 
-def run(setting: Setting) -> Result:
+def run(setting: Setting) -> DrillResult:
     """Run all parts on a store of the drill's own."""
     seeds = SEEDS if setting.seeds is None else setting.seeds
     crowds = -(-seeds // CROWDS_EVERY)
@@ -89,7 +449,7 @@ def _virtual(pipe: Pipe, seeds: Sequence[int], crowds: Sequence[int], till: type
         pipe.send((outcome.violations + unused, outcome.counts))
 
 
-def _unused(found: Found) -> list[str]:
+def _unused(found: StoreContents) -> list[str]:
     """Check that a crowd that wanted more than its cap used nearly all of it."""
     spent = sum(sums.spent for (scope, _, _), sums in found.budgets.items() if scope == "fleet")
     if spent > MUST_USE * ONE_CAP:
@@ -161,7 +521,7 @@ async def _work(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, till: type[
             pipe.send(call)
 
         slots = -(-len(crowd.members) // PROCESSES)
-        await Worker(WorkerId(name), store, SystemClock(), crowd, bill, finished, slots, till).run()
+        await SpendingWorker(WorkerId(name), store, SystemClock(), crowd, bill, finished, slots, till).run()
     await store.close()
 
 

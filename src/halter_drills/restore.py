@@ -9,11 +9,12 @@ What ran is counted outside, in a file that the tools themselves write; neither 
 import asyncio
 import random
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -31,11 +32,122 @@ from halter.guard.chokepoint import Answer, NeedsPerson
 from halter.journal.verify import verify
 from halter.settings import Settings
 from halter.tools.tool import tool
-from halter_drills.agents import NO_SECRETS, PERSON, policy_of
-from halter_drills.broken import DrillBroken
-from halter_drills.copies import Copy, copies_of, remove_store
-from halter_drills.drill import Drill, Ground, Result, Setting, own_store, result
-from halter_drills.lanes import NO_LEASE
+from halter_drills.drill import (
+    Drill,
+    DrillBroken,
+    DrillResult,
+    Ground,
+    Setting,
+    connection,
+    own_store,
+    result,
+    sqlite_file,
+)
+from halter_drills.faults import NO_LEASE
+from halter_drills.workload import NO_SECRETS, PERSON, policy_of
+
+# Copies of a drill's own store, made past all of Halter's code, and put back as an operator would.
+
+_TABLES: Final = (
+    "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() ORDER BY table_name"
+)
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """One copy: when it was made and how, how many events it holds, and what puts it back."""
+
+    moment: str
+    manner: str
+    events: int
+    put_back: Callable[[], None]
+
+
+def copies_of(ground: Ground, moment: str, folder: Path) -> list[Copy]:
+    """Copy a store in every manner that there is for its kind. Nothing may write to it meanwhile."""
+    if ground.kind == "postgresql":
+        return [_dumped(ground, moment)]
+    made: list[Copy] = []
+    for number, (manner, copy) in enumerate(_MANNERS.items()):
+        place = folder / str(number)
+        place.mkdir(parents=True)
+        copy(sqlite_file(ground.url), place)
+        made.append(Copy(moment, manner, _held(place / _NAME), _puts_files(ground, place)))
+    return made
+
+
+def remove_store(ground: Ground) -> None:
+    """Let the store be gone."""
+    ground.fresh()
+
+
+_NAME: Final = "drill.db"
+
+
+def _by_sqlite(store: Path, place: Path) -> None:
+    with closing(sqlite3.connect(store)) as one, closing(sqlite3.connect(place / _NAME)) as other:
+        one.backup(other)
+
+
+def _with_log(store: Path, place: Path) -> None:
+    for name in (_NAME, f"{_NAME}-wal"):
+        if store.with_name(name).exists():
+            shutil.copy(store.with_name(name), place / name)
+
+
+def _without_log(store: Path, place: Path) -> None:
+    shutil.copy(store, place / _NAME)
+
+
+_MANNERS: Final[Mapping[str, Callable[[Path, Path], None]]] = {
+    "by SQLite": _by_sqlite,
+    "as files, with -wal": _with_log,
+    "as a file, without -wal": _without_log,
+}
+
+
+def _held(copy: Path) -> int:
+    """Count the events of a copy, on another copy: looking at it would tidy up its log."""
+    looked = copy.parent / "looked"
+    looked.mkdir()
+    for file in copy.parent.glob(f"{_NAME}*"):
+        shutil.copy(file, looked)
+    with closing(sqlite3.connect(looked / _NAME)) as database:
+        try:
+            ((events,),) = database.execute("SELECT COUNT(*) FROM events").fetchall()
+        except sqlite3.OperationalError:
+            events = 0  # Without its log, a young store has no tables yet.
+    shutil.rmtree(looked)
+    return int(events)
+
+
+def _puts_files(ground: Ground, place: Path) -> Callable[[], None]:
+    def put_back() -> None:
+        ground.fresh()
+        for file in place.iterdir():
+            shutil.copy(file, sqlite_file(ground.url).with_name(file.name))
+
+    return put_back
+
+
+def _dumped(ground: Ground, moment: str) -> Copy:
+    """Keep what every table holds, as a dump does."""
+    kept: dict[str, bytes] = {}
+    with closing(connection(ground.url)) as database:
+        for (table,) in database.execute(_TABLES).fetchall():
+            with cast("Any", database).cursor().copy(f'COPY "{table}" TO STDOUT (FORMAT BINARY)'.encode()) as data:
+                kept[table] = b"".join(bytes(part) for part in data)
+        ((events,),) = database.execute("SELECT COUNT(*) FROM events").fetchall()
+
+    def put_back() -> None:
+        with closing(connection(ground.url)) as database, cast("Any", database).transaction():
+            named = ", ".join([f'"{table}"' for table in kept])
+            database.execute(f"TRUNCATE {named}".encode())
+            for table, rows in kept.items():
+                with cast("Any", database).cursor().copy(f'COPY "{table}" FROM STDIN (FORMAT BINARY)'.encode()) as into:
+                    into.write(rows)
+
+    return Copy(moment, "as a dump", int(events), put_back)
+
 
 ROUNDS: Final = 2
 PRICE: Final = dollars("0.06")
@@ -53,7 +165,7 @@ class AskedAgain(Exception):
     """A session waits for one more answer: nobody is there to give it."""
 
 
-class Effect(msgspec.Struct, frozen=True):
+class RestoreEffect(msgspec.Struct, frozen=True):
     """One thing that a tool did to the outside world."""
 
     tool: What
@@ -65,15 +177,15 @@ def _nothing() -> None:
 
 
 @dataclass(slots=True)
-class Shop:
+class RestoreShop:
     """The outside world: a file that counts what was done. In the middle of a payment, `meanwhile` happens."""
 
     file: Path
     meanwhile: Callable[[], None] = field(default=_nothing)
 
-    def effects(self) -> list[Effect]:
+    def effects(self) -> list[RestoreEffect]:
         """Read the count."""
-        return [msgspec.json.decode(line, type=Effect) for line in self.file.read_bytes().splitlines()]
+        return [msgspec.json.decode(line, type=RestoreEffect) for line in self.file.read_bytes().splitlines()]
 
     def agent(self) -> Assembled:
         """Make the agent: it may look for nothing, pay up to its cap, and wire what a person agrees to."""
@@ -100,17 +212,17 @@ class Shop:
 
     def _did(self, what: What, order: int) -> str:
         with self.file.open("ab") as file:
-            file.write(msgspec.json.encode(Effect(what, order)) + b"\n")
+            file.write(msgspec.json.encode(RestoreEffect(what, order)) + b"\n")
         return "done"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RestoredStore:
     """A store with its checkpoints, the outside world, and whether the look at the start is left out."""
 
     ground: Ground
     folder: Path
-    shop: Shop
+    shop: RestoreShop
     blind: bool = False
 
     @property
@@ -128,7 +240,7 @@ class Place:
         return {str(path): path.read_bytes() for path in self.checkpoints.rglob("*") if path.is_file()}
 
 
-def run(setting: Setting) -> Result:
+def run(setting: Setting) -> DrillResult:
     """Live through some days, each with other copies, and put every copy back."""
     rounds, violations, cases = setting.seeds or ROUNDS, list[str](), 0
     refusals = 0
@@ -137,9 +249,9 @@ def run(setting: Setting) -> Result:
             setting.progress(number, rounds, "living")
             folder = ground.folder / f"round-{number}"
             folder.mkdir()
-            shop = Shop(folder / "effects")
+            shop = RestoreShop(folder / "effects")
             shop.file.touch()
-            place = Place(ground, folder, shop, setting.teeth)
+            place = RestoredStore(ground, folder, shop, setting.teeth)
             ground.fresh()
             copies = asyncio.run(_lived(place, random.Random(number)))
             whole = max(copy.events for copy in copies)
@@ -153,7 +265,7 @@ def run(setting: Setting) -> Result:
     return result(DRILL.name, ground.kind, cases, violations, counts)
 
 
-async def _lived(place: Place, chance: random.Random) -> list[Copy]:
+async def _lived(place: RestoredStore, chance: random.Random) -> list[Copy]:
     """Spend the cap, deny a call and halt the fleet, and make copies on the way; the last ones have everything."""
     shop, made, agent = place.shop, list[Copy](), place.shop.agent()
 
@@ -213,7 +325,7 @@ def _unseen(_: Step, __: Answer) -> None:
     """Show no step to anybody."""
 
 
-async def _tried(place: Place, copy: Copy, *, missing: bool) -> list[str]:
+async def _tried(place: RestoredStore, copy: Copy, *, missing: bool) -> list[str]:
     """Put a copy back, start again, and say what was done that must not be."""
     shutil.rmtree(place.checkpoints)
     shutil.copytree(place.folder / "kept", place.checkpoints)
@@ -231,7 +343,7 @@ async def _tried(place: Place, copy: Copy, *, missing: bool) -> list[str]:
     return wrong
 
 
-async def _started_again(place: Place) -> bool:
+async def _started_again(place: RestoredStore) -> bool:
     """Start again as if nothing had happened; tell whether the store was refused."""
     agent = place.shop.agent()
     try:
@@ -254,17 +366,17 @@ def _asked_again(_: NeedsPerson, __: object) -> None:
     raise AskedAgain
 
 
-def _done_wrongly(since: Sequence[Effect]) -> list[str]:
+def _done_wrongly(since: Sequence[RestoreEffect]) -> list[str]:
     """Hold what ran against what people said and what the cap was: it was used up, and everything was halted."""
     wrong: list[str] = []
     if paid := sum(each.tool == "pay" for each in since):
         wrong.append(f"{shown(CAP + PRICE * paid)} were spent under a cap of {shown(CAP)}.")
-    if Effect("wire", DENIED) in since:
+    if RestoreEffect("wire", DENIED) in since:
         wrong.append(f"wire {DENIED} was denied, and ran.")
     return [*wrong, *(f"{each.tool} {each.order} ran though the fleet was halted." for each in since)]
 
 
-async def _accepted(place: Place, *, anew: bool) -> list[str]:
+async def _accepted(place: RestoredStore, *, anew: bool) -> list[str]:
     """Let a person accept the copy: work goes on, and nothing is found altered."""
     async with open_app(place.settings, lease=NO_LEASE, despite_doubt=True) as app:
         if app.doubt is None:

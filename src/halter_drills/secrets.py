@@ -5,25 +5,314 @@ of the store is searched for them, and all that was written beside it: checkpoin
 model was sent, what was answered, and what the commands show.
 """
 
+import asyncio
+import logging
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, count, cycle, islice, zip_longest
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Literal
 
+import msgspec
+
+from halter.app.agent import Assembled
+from halter.app.doors import gatehouse_for
+from halter.app.opened import App, open_app
+from halter.app.playing import begin
+from halter.core.errors import ConfigError, ModelRejected
+from halter.core.ids import WorkerId
+from halter.core.messages import Hear, Message, Prompt, Reply, Text, ToolCall, ToolResult
+from halter.core.playbook import Playbook, Step
+from halter.core.ports import BLOB_FROM
+from halter.core.tools import Failed, Permit, Tool
+from halter.core.usage import ModelName
+from halter.dispatch.tending import tended
+from halter.guard.ask import Call
+from halter.guard.gatehouse import Gatehouse
+from halter.guard.redact import Redactor
+from halter.guard.request import Request
+from halter.guard.secrets import PREFIX, GivenSecrets
+from halter.guard.stream import StreamRedactor
 from halter.settings import Settings
-from halter_drills.agents import PERSON
-from halter_drills.broken import DrillBroken
+from halter.tools.tool import tool
 from halter_drills.canaries import KEYS, SPELLINGS, WIDTH, Canary, key, spelled, values
-from halter_drills.children import children
-from halter_drills.drill import Drill, Ground, Result, Setting, connection, own_store, result, sqlite_file
-from halter_drills.examine import in_memory
-from halter_drills.leaky import FEW_WAYS, SESSION, WAYS, Leak, Place, leak
+from halter_drills.children import Pipe, children
+from halter_drills.drill import (
+    Drill,
+    DrillBroken,
+    DrillResult,
+    Ground,
+    Setting,
+    connection,
+    in_memory,
+    own_store,
+    result,
+    sqlite_file,
+)
+from halter_drills.workload import PERSON, begun, doors, policy_of, standing_of
+
+# An agent through which secrets leak wherever they can: in calls and results, in errors, to its model and from it.
+
+SESSION: Final = "leaks"
+WORKER: Final = WorkerId("drill")
+CUT: Final = 300
+SHORT: Final = 2000
+CHUNKS: Final = (1, 3, 17, 64)
+
+Redact = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """One canary, and the way by which it gets out."""
+
+    canary: Canary
+    way: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeakyPlace:
+    """Where an agent leaks: its settings, its secrets, and the files in which the outside world writes."""
+
+    settings: Settings
+    secrets: Mapping[str, str]
+    folder: Path
+
+    def environ(self) -> dict[str, str]:
+        """Give the secrets as a person does."""
+        return {f"{PREFIX}{name}": value for name, value in self.secrets.items()}
+
+    def naive(self) -> Redact:
+        """Hide what is spelled plainly, and nothing else."""
+
+        def redact(text: str) -> str:
+            for value in self.secrets.values():
+                text = text.replace(value, "[redacted]")
+            return text
+
+        return redact
+
+
+class Mouth:
+    """A model that says what it is told to say next, and writes down what it is sent."""
+
+    name = ModelName("scripted", "mouth")
+    base_url: None = None
+
+    def __init__(self, sent: Path) -> None:
+        self._sent = sent
+        self.says = ""
+        self.fails = False
+
+    def count(self, prompt: Prompt) -> int:
+        """Bound from above how many input tokens a prompt has."""
+        return 100
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+        """Write down what was sent, and say what is to be said."""
+        permit.use()
+        with self._sent.open("ab") as file:
+            file.write(msgspec.json.encode(prompt) + b"\n")
+        if self.fails:
+            raise ModelRejected(f"BadRequest: the provider repeats {self.says}", billed=False)
+        call = ToolCall("c", "echo", msgspec.json.encode({"text": self.says}).decode())
+        return Reply((Text(self.says, "model", trusted=False), call))
+
+
+class Leaky:
+    """One session, and every way out of it."""
+
+    def __init__(self, app: App, place: LeakyPlace, *, naive: bool) -> None:
+        self._app = app
+        self._answers = place.folder / "answers"
+        self._mouth = Mouth(place.folder / "sent")
+        self._policy = policy_of("leaky", secrets=tuple(place.secrets))
+        self._standing = standing_of(SESSION, self._policy)
+        self._secrets = GivenSecrets(place.secrets)
+        self._redactor = Redactor(place.secrets, app.environ)
+        self._naive = place.naive() if naive else None
+        self._doors = self._made()
+        self._tools = self._toolbox()
+        self._planted = ""
+        self._number = 0
+
+    def _made(self) -> Gatehouse:
+        if self._naive is None:
+            return gatehouse_for(self._app, self._policy, self._secrets, self._mouth)
+        return doors(self._app.store, self._app.clock, redact=self._naive, secrets=self._secrets, simulates=self._mouth)
+
+    def _toolbox(self) -> Mapping[str, Tool]:
+        """Make tools that give away what is planted."""
+
+        async def echo(text: str) -> str:
+            return f"I heard {text}"
+
+        async def give() -> str:
+            return f"The setting is {self._planted} as you can see."
+
+        async def flood() -> str:
+            return f"{'so much ' * (BLOB_FROM // 8)} {self._planted} {'so much ' * 100}"
+
+        async def cut() -> str:
+            return f"{'x ' * (SHORT // 4 - 10)} {self._planted} {'y ' * SHORT}"
+
+        async def fail() -> str:
+            raise ValueError(f"cannot log in with {self._planted}")
+
+        async def fail_at_length() -> str:
+            raise ValueError("x" * (CUT - len("ValueError: ") - len(self._planted) * 2 // 3 - 1) + " " + self._planted)
+
+        async def fail_late() -> str:
+            raise Failed("Late", "it took too long", f"so far: {self._planted}")
+
+        async def fetch(url: str, headers: dict[str, str]) -> str:
+            return f"asked {url} with {sorted(headers)}"
+
+        async def write_file(path: str) -> str:
+            return f"wrote {path}"
+
+        async def chatter() -> str:
+            tell(self._planted)
+            await asyncio.to_thread(tell, self._planted)
+            return "It is said."
+
+        def mutter() -> str:
+            tell(self._planted)
+            return "It is said."
+
+        plain = (echo, give, flood, fail, fail_at_length, fail_late, fetch, chatter, mutter)
+        made = [*map(tool, plain), tool(cut, max_output=SHORT), tool(write_file, level="RESTRICTED")]
+        return {each.spec.name: each for each in made}
+
+    async def leak(self, leak: Leak) -> None:
+        """Let one canary out by its way, and write down what comes back."""
+        self._planted = self._mouth.says = leak.canary.text
+        self._mouth.fails = False
+        said = await WAYS[leak.way](self, leak.canary.text)
+        with self._answers.open("ab") as file:
+            file.write(said.encode("utf-8", "surrogatepass") + b"\n")
+
+    async def start(self) -> None:
+        """Begin the session."""
+        self._lease = await begun(self._app.store, WORKER, SESSION, self._policy)
+
+    async def call(self, name: str, **arguments: object) -> str:
+        """Make a call, and return all that is told of it."""
+        self._number += 1
+        call = Call(f"{SESSION}.{self._number}", name, msgspec.json.encode(arguments))
+        answer = await self._doors.call(self._lease, self._standing, call, self._tools)
+        return msgspec.json.encode(answer).decode()
+
+    async def request(self, *parts: Text | ToolCall | ToolResult, system: str = "") -> str:
+        """Ask the model, and return all that is told of it."""
+        self._number += 1
+        prompt = Prompt(system=system, messages=(Message("user", parts),))
+        request = Request(id=f"{SESSION}.{self._number}", prompt=prompt)
+        came = await self._doors.request(self._lease, self._standing, request, self._mouth)
+        return msgspec.json.encode(came).decode()
+
+    async def ask_with(self, text: str) -> str:
+        """Send a secret to the model in every part of a prompt; the model itself says something harmless."""
+        self._mouth.says = "I see."
+        parts = (Text(text), ToolCall("c", "echo", text), ToolResult("c", "echo", "ok", text))
+        return await self.request(*parts, system=f"You may use {text}.")
+
+    async def ask_for(self, _: str) -> str:
+        """Let the model say a secret."""
+        return await self.request(Text("What is it?"))
+
+    async def ask_in_vain(self, _: str) -> str:
+        """Let the model fail with a secret in its excuse."""
+        self._mouth.fails = True
+        return await self.request(Text("Are you there?"))
+
+    async def stream(self, text: str) -> str:
+        """Hear a secret in chunks of all sizes."""
+        whole = f"and then it said: {text} and that was all. "
+        return "".join(self._streamed(whole, size) for size in CHUNKS)
+
+    def _streamed(self, text: str, size: int) -> str:
+        chunks = [text[at : at + size] for at in range(0, len(text), size)]
+        if self._naive is not None:
+            return "".join(map(self._naive, chunks))
+        redactor = StreamRedactor(self._redactor)
+        return "".join([*map(redactor.feed, chunks), redactor.finish()])
+
+    async def print(self, _: str) -> str:
+        """Let tools print a secret, on the loop, in a thread and in a copy of the process."""
+        return await self.call("chatter") + await self.call("mutter")
+
+    async def play_with(self, text: str) -> str:
+        """Start a playbook with a secret among its inputs; it must be refused."""
+        step = Step("echo", b'{"text":"${inputs.text}"}')
+        agent = Assembled(policy=self._policy, tools=self._tools, secrets=self._secrets)
+        try:
+            return await begin(self._app, agent, Playbook((step,), "playbook.yaml", ("text",)), {"text": text})
+        except ConfigError as refused:
+            return str(refused)
+
+
+def tell(text: str) -> None:
+    """Print, log and warn of a text, also in pieces."""
+    sys.stdout.write(f"It is {text}.\n")
+    for at in range(0, len(text), CHUNKS[1]):
+        sys.stderr.write(text[at : at + CHUNKS[1]])
+    sys.stderr.write("\n")
+    logging.getLogger("halter.drill").warning("It is %s.", text)
+    warnings.warn(f"It is {text}.", stacklevel=1)
+
+
+Way = Callable[[Leaky, str], Awaitable[str]]
+
+WAYS: Final[Mapping[str, Way]] = {
+    "an argument": lambda leaky, text: leaky.call("echo", text=text),
+    "an output": lambda leaky, _: leaky.call("give"),
+    "an error": lambda leaky, _: leaky.call("fail"),
+    "what a model is sent": Leaky.ask_with,
+    "what a model says": Leaky.ask_for,
+    "a large output": lambda leaky, _: leaky.call("flood"),
+    "an output that is cut": lambda leaky, _: leaky.call("cut"),
+    "an error that is cut": lambda leaky, _: leaky.call("fail_at_length"),
+    "a partial output": lambda leaky, _: leaky.call("fail_late"),
+    "a URL": lambda leaky, text: leaky.call("fetch", url=f"https://example.com/?q={text}", headers={}),
+    "a header": lambda leaky, text: leaky.call("fetch", url="https://example.com/", headers={"X-Token": text}),
+    "the name of a tool": lambda leaky, text: leaky.call(text),
+    "the name of an argument": lambda leaky, text: leaky.call("echo", **{text: 1}),
+    "what a person is shown": lambda leaky, text: leaky.call("write_file", path=f"/etc/{text}"),
+    "a model that fails": Leaky.ask_in_vain,
+    "a stream": Leaky.stream,
+    "the input of a playbook": Leaky.play_with,
+    "what a tool prints": Leaky.print,
+}
+"""Every way by which a secret might get out."""
+
+FEW_WAYS: Final = tuple(WAYS)[:5]
+"""The ways that are tried with keys of every family."""
+
+
+def leak(pipe: Pipe, place: LeakyPlace, leaks: Sequence[Leak], kind: Literal["naive", "careful"]) -> None:
+    """Leak in a process of its own, whose output is kept."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(place.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+    asyncio.run(_leak(place, leaks, naive=kind == "naive"))
+    pipe.send("done")
+
+
+async def _leak(place: LeakyPlace, leaks: Sequence[Leak], *, naive: bool) -> None:
+    async with open_app(place.settings, environ=place.environ()) as app, tended(app.store, app.clock, WORKER):
+        leaky = Leaky(app, place, naive=naive)
+        await leaky.start()
+        for each in leaks:
+            await leaky.leak(each)
+        app.checkpointer.flush()
+
 
 PATIENCE: Final = 120.0
 CHUNK: Final = 1 << 18
@@ -73,7 +362,7 @@ LOOKS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class SearchedPlace:
     """One place where secrets could be seen, and every byte of it."""
 
     name: str
@@ -89,14 +378,14 @@ def leaks(secrets: Mapping[str, str], chance: random.Random) -> list[Leak]:
     return [leak for pair in zip_longest(known, made) for leak in pair if leak is not None]
 
 
-def run(setting: Setting) -> Result:
+def run(setting: Setting) -> DrillResult:
     """Let secrets out in a process of its own, or as many of them as are wanted, and look for them everywhere."""
     chance = random.Random(0)
     secrets = values(chance)
     wanted = leaks(secrets, chance) if setting.seeds is None else list(_endless(secrets, chance, setting.seeds))
     setting.progress(0, len(wanted), "secrets are let out")
     with own_store(in_memory(setting)) as ground:
-        place = Place(_settings(ground), secrets, ground.folder)
+        place = LeakyPlace(_settings(ground), secrets, ground.folder)
         _leaked(place, wanted, teeth=setting.teeth)
         channels = [*_played(place), *_looked(place), *_stored(ground), *_beside(place)]
     violations = seen(channels, [each.canary for each in wanted])
@@ -121,7 +410,7 @@ def _settings(ground: Ground) -> Settings:
     return Settings(ground.url, folder / "checkpoints", folder / "signing.key", PERSON, folder / "trust.json", None)
 
 
-def _leaked(place: Place, planned: Sequence[Leak], *, teeth: bool) -> None:
+def _leaked(place: LeakyPlace, planned: Sequence[Leak], *, teeth: bool) -> None:
     for name in NAMES:
         (place.folder / name).touch()
     with children(__name__) as started:
@@ -130,7 +419,7 @@ def _leaked(place: Place, planned: Sequence[Leak], *, teeth: bool) -> None:
         child.wait()
 
 
-def _played(place: Place) -> Iterator[Channel]:
+def _played(place: LeakyPlace) -> Iterator[SearchedPlace]:
     """Play a playbook that names secrets, as a person does, and keep what they would see."""
     agent = place.folder / "agent"
     agent.mkdir()
@@ -145,13 +434,13 @@ def _played(place: Place) -> Iterator[Channel]:
     yield played
 
 
-def _looked(place: Place) -> Iterator[Channel]:
+def _looked(place: LeakyPlace) -> Iterator[SearchedPlace]:
     """Look at everything with the commands that people and programs use."""
     for words in LOOKS:
         yield _told(place, *words, "--store", place.settings.store)
 
 
-def _told(place: Place, *words: str) -> Channel:
+def _told(place: LeakyPlace, *words: str) -> SearchedPlace:
     """Run a command, and keep all that it puts out."""
     settings = place.settings
     environ = {
@@ -170,18 +459,20 @@ def _told(place: Place, *words: str) -> Channel:
         timeout=PATIENCE,
         check=False,
     )
-    return Channel(f"halter {' '.join(words[:1])}", ran.stdout + ran.stderr)
+    return SearchedPlace(f"halter {' '.join(words[:1])}", ran.stdout + ran.stderr)
 
 
-def _stored(ground: Ground) -> Iterator[Channel]:
+def _stored(ground: Ground) -> Iterator[SearchedPlace]:
     """Read every column of every table, and on SQLite every byte of the file and of its log."""
     if ground.kind == "sqlite":
         file = sqlite_file(ground.url)
-        yield from (Channel(f"the file {each.name}", each.read_bytes()) for each in file.parent.glob(f"{file.name}*"))
+        yield from (
+            SearchedPlace(f"the file {each.name}", each.read_bytes()) for each in file.parent.glob(f"{file.name}*")
+        )
     with closing(connection(ground.url)) as database:
         for table in _tables(database, ground):
             for row in database.execute(f'SELECT * FROM "{table}"').fetchall():  # noqa: S608  a name of our own
-                yield Channel(f"the table {table}", b"\0".join(map(_bytes, row)))
+                yield SearchedPlace(f"the table {table}", b"\0".join(map(_bytes, row)))
 
 
 def _tables(database: Any, ground: Ground) -> list[str]:
@@ -197,13 +488,13 @@ def _bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
 
 
-def _beside(place: Place) -> Iterator[Channel]:
+def _beside(place: LeakyPlace) -> Iterator[SearchedPlace]:
     """Read what was written beside the store: checkpoints, output, what the model was sent and what was answered."""
     for name, told in NAMES.items():
-        yield Channel(told, (place.folder / name).read_bytes())
+        yield SearchedPlace(told, (place.folder / name).read_bytes())
     for file in place.settings.checkpoints.rglob("*"):
         if file.is_file():
-            yield Channel("the checkpoints", file.read_bytes())
+            yield SearchedPlace("the checkpoints", file.read_bytes())
 
 
 NAMES: Final = {
@@ -214,7 +505,7 @@ NAMES: Final = {
 }
 
 
-def seen(channels: Sequence[Channel], canaries: Sequence[Canary]) -> list[str]:
+def seen(channels: Sequence[SearchedPlace], canaries: Sequence[Canary]) -> list[str]:
     """Search all channels for any fragment of a canary; each that is seen in one counts once."""
     whose = {fragment: canary.name for canary in canaries for fragment in canary.fragments()}
     found: dict[tuple[str, str], str] = {}

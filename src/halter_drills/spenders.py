@@ -5,22 +5,26 @@ session's own events, as a real owner would.
 """
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from halter.core.clock import SECOND, Clock
+from halter.core.clock import DAY, HOUR, SECOND, Clock
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, SessionStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.limits import Cap, Caps, Spender, carve, legs
+from halter.core.money import Account as Spent
 from halter.core.ports import Lease, Store, Stored, Write
+from halter.core.windows import Per, window_at
 from halter.guard.flight import StillHeld
 from halter.guard.judge import Asked
-from halter.guard.purse import Truth
+from halter.guard.purse import Truth, change_cap
 from halter.state.life import end, start, start_child, wake
 from halter.state.session import InFlight, replay
-from halter_drills.till import Till
+from halter_drills.checker import Account
+from halter_drills.workload import Till
 
 T = TypeVar("T")
 
@@ -30,7 +34,7 @@ ATTEMPTS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class PlannedCall:
     """One call: what is held for it, what it costs in truth, and how long it takes."""
 
     call: str
@@ -46,7 +50,7 @@ class Member:
     session: str
     agent: str
     cap: int | None
-    rounds: tuple[Round, ...]
+    rounds: tuple[PlannedCall, ...]
     lanes: int = 1
     parent: str = ""
 
@@ -79,7 +83,7 @@ Bill = Callable[[str, int], None]
 
 
 @dataclass(slots=True)
-class Worker:
+class SpendingWorker:
     """One process: it claims sessions, works on all of them at once, and renews its leases.
 
     `finished` tells whether there is nothing left to do for anybody.
@@ -125,7 +129,7 @@ class Worker:
 class Owner:
     """The owner of one session: it does what is left to do, and ends it."""
 
-    def __init__(self, worker: Worker, lease: Lease, till: Till) -> None:
+    def __init__(self, worker: SpendingWorker, lease: Lease, till: Till) -> None:
         self._worker = worker
         self._store = worker.store
         self._clock = worker.clock
@@ -159,19 +163,19 @@ class Owner:
             events += page
         return events
 
-    async def _spend(self, left: Sequence[Round]) -> None:
+    async def _spend(self, left: Sequence[PlannedCall]) -> None:
         lanes = self._member.lanes
         async with asyncio.TaskGroup() as tasks:
             for lane in range(lanes):
                 tasks.create_task(self._one_by_one(left[lane::lanes]))
 
-    async def _one_by_one(self, rounds: Sequence[Round]) -> None:
+    async def _one_by_one(self, rounds: Sequence[PlannedCall]) -> None:
         for a_round in rounds:
             if self._refused:
                 return
             await self._go(a_round)
 
-    async def _go(self, a_round: Round) -> None:
+    async def _go(self, a_round: PlannedCall) -> None:
         """Hold, act, settle; where others hold the money for longer than the till waits, ask again."""
         asked = self._asked(a_round)
         while True:
@@ -184,13 +188,13 @@ class Owner:
                     self._refused = True
                     return None
 
-    async def _act(self, a_round: Round, flight: InFlight) -> None:
+    async def _act(self, a_round: PlannedCall, flight: InFlight) -> None:
         await self._clock.sleep(a_round.latency)
         self._worker.bill(a_round.call, a_round.truth)
         truth = Truth("ok", usd=a_round.truth)
         await self._surely(lambda: self._till.settle(self._lease, flight, truth))
 
-    def _asked(self, a_round: Round) -> Asked:
+    def _asked(self, a_round: PlannedCall) -> Asked:
         member, now = self._member, self._clock.now()
         spread = legs(self._crowd.caps(member), Spender(member.session, member.agent), now, usd=a_round.amount)
         return Asked(
@@ -240,7 +244,7 @@ async def surely(attempt: Callable[[], Awaitable[T]], clock: Clock) -> T:
     return await attempt()
 
 
-def _left(member: Member, events: Sequence[Stored]) -> list[Round]:
+def _left(member: Member, events: Sequence[Stored]) -> list[PlannedCall]:
     """Tell which calls are not in the session's events yet, neither begun nor refused."""
     known: set[str] = set()
     for stored in events:
@@ -258,3 +262,98 @@ async def begin(store: Store, crowd: Crowd) -> None:
         if not member.parent:
             event = SessionStarted(session=member.session, agent=member.agent, kind="task", started_by="the drill")
             await store.commit(start(event))
+
+
+# Who spends in the race, drawn from a number: sessions, their calls, and the caps that are too small for them.
+
+CENT: Final = 10_000
+AGENTS: Final = ("ada", "bob", "cyd")
+ROOTS: Final = 16
+CHILDREN: Final = 4
+MANY: Final = 200
+ONE_CAP: Final = 1000 * CENT
+
+
+def quarrel(seed: int, *, latency: int, tick: int, lease: int) -> Crowd:
+    """Draw 20 sessions of three agents whose wishes exceed their caps; the last ones are sub-sessions of the first."""
+    chance = random.Random(f"quarrel {seed}")
+    roots = [_member(f"s{number}", chance, latency) for number in range(ROOTS)]
+    parents = [Member(m.session, m.agent, 100 * CENT, m.rounds, m.lanes) for m in roots[: CHILDREN // 2]]
+    young = [_child(parents[number % 2], number, chance, latency) for number in range(CHILDREN)]
+    return Crowd(
+        members=(*parents, *roots[len(parents) :], *young),
+        agent_caps=(Cap(chance.randint(40, 150) * CENT, chance.choice(("hour", "day"))),),
+        fleet_caps=(Cap(chance.randint(100, 300) * CENT, "day"), Cap(None, "month")),
+        tick=tick,
+        lease=lease,
+    )
+
+
+def _member(session: str, chance: random.Random, latency: int) -> Member:
+    cap = chance.choice((chance.randint(5, 25) * CENT, 100 * CENT))
+    calls = _calls(session, chance.randint(3, 6), latency, chance)
+    return Member(session, chance.choice(AGENTS), cap, calls, lanes=chance.choice((1, 1, 2)))
+
+
+def _child(parent: Member, number: int, chance: random.Random, latency: int) -> Member:
+    session = f"{parent.session}-{number}"
+    cap = chance.randint(5, 60) * CENT
+    return Member(session, parent.agent, cap, _calls(session, 3, latency, chance), parent=parent.session)
+
+
+def _calls(session: str, count: int, latency: int, chance: random.Random) -> tuple[PlannedCall, ...]:
+    """Draw calls whose true cost is anything up to what is held for them."""
+    drawn: list[PlannedCall] = []
+    for number in range(count):
+        amount = chance.randint(1, 10 * CENT)
+        truth = chance.choice((0, amount, chance.randint(0, amount)))
+        drawn.append(PlannedCall(f"{session}/{number}", amount, truth, chance.randrange(1, latency)))
+    return tuple(drawn)
+
+
+def patience(seed: int, *, latency: int, tick: int, lease: int) -> Crowd:
+    """Draw 200 sessions on one cap. Each call costs a quarter of what is held for it; together they want too much."""
+    chance = random.Random(f"patience {seed}")
+    return Crowd(
+        members=tuple(_patient(f"p{number}", chance, latency) for number in range(MANY)),
+        agent_caps=(),
+        fleet_caps=(Cap(ONE_CAP, "day"),),
+        tick=tick,
+        lease=lease,
+    )
+
+
+def _patient(session: str, chance: random.Random, latency: int) -> Member:
+    amounts = [4 * chance.randint(2 * CENT, 10 * CENT) for _ in range(2)]
+    calls = [
+        PlannedCall(f"{session}/{number}", amount, amount // 4, chance.randrange(1, latency))
+        for number, amount in enumerate(amounts)
+    ]
+    return Member(session, "ada", None, tuple(calls))
+
+
+def planned(crowd: Crowd, since: int) -> dict[Account, int | None]:
+    """Tell every cap that the crowd was to keep, in all windows of a day from that moment on."""
+    caps: dict[Account, int | None] = {(f"session:{m.session}", "", "usd"): m.cap for m in crowd.members}
+    for scope, shared in _shared(crowd):
+        for window in _windows(shared.per, since):
+            caps[scope, window, "usd"] = shared.max_cost_usd
+    return caps
+
+
+def cap_change(crowd: Crowd, now: int, chance: random.Random, number: int) -> Write:
+    """Draw a cap that a person raises or lowers, of a scope in its present window or of a session."""
+    scoped = [(f"session:{m.session}", "") for m in crowd.members]
+    scoped += [(scope, window_at(shared.per, now)) for scope, shared in _shared(crowd)] * 3
+    scope, window = chance.choice(scoped)
+    cap = chance.choice((chance.randrange(50 * CENT), chance.randrange(400 * CENT), 400 * CENT))
+    return change_cap(Spent(scope, window, "usd"), cap, "ada", f"change {number}")
+
+
+def _shared(crowd: Crowd) -> list[tuple[str, Cap]]:
+    agents = [(f"agent:{name}", cap) for name in AGENTS for cap in crowd.agent_caps]
+    return agents + [("fleet", cap) for cap in crowd.fleet_caps]
+
+
+def _windows(per: Per, since: int) -> set[str]:
+    return {window_at(per, since + ahead) for ahead in range(0, DAY + SECOND, HOUR)}

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -18,13 +19,15 @@ import msgspec
 
 from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import SECOND, SystemClock
-from halter.core.ids import WorkerId
+from halter.core.ids import SessionId, SortableIds, WorkerId, new_worker
 from halter.core.messages import Hear, Prompt, Reply, user
 from halter.core.ports import Query, Store
+from halter.core.pulse import Pulse
 from halter.core.spec import ToolRule
 from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName
-from halter.dispatch.tending import tended
+from halter.dispatch.sentinel import sentinel
+from halter.dispatch.tending import taken, tended
 from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer
 from halter.guard.flight import RateUsedUp, StillHeld
@@ -32,9 +35,9 @@ from halter.guard.request import Answered, Request
 from halter.testing.relay import Relay, T
 from halter.tools.shell import shell
 from halter.tools.tool import tool
-from halter_drills.agents import begun, doors, policy_of, standing_of
 from halter_drills.children import Pipe
 from halter_drills.drill import Ground
+from halter_drills.workload import begun, doors, policy_of, standing_of
 
 Plain = Literal["matches", "counts", "naps", "starts"]
 """Stuck in a plain tool: in a bad regular expression, in a loop in C, asleep, in a program that it started."""
@@ -85,7 +88,7 @@ class Marks:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StuckSession:
     """One session that is stuck, and the scopes that it is in."""
 
     session: str
@@ -95,11 +98,11 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class HaltRound:
     """Sessions that are stuck together, and sessions that try to act while a halt stands and after it was lifted."""
 
-    cases: Sequence[Case]
-    probes: Sequence[Case]
+    cases: Sequence[StuckSession]
+    probes: Sequence[StuckSession]
 
 
 class Deaf(Relay):
@@ -213,7 +216,7 @@ def toolbox(marks: Marks) -> Mapping[str, Tool]:
     return {each.spec.name: each for each in made}
 
 
-class Worker:
+class StuckWorker:
     """Runs sessions until they are halted, as another process says."""
 
     def __init__(self, ground: Ground, marks: Marks, *, deaf: bool) -> None:
@@ -232,7 +235,7 @@ class Worker:
                 await self._live(pipe, round_)
         await self._journal.close()
 
-    async def _live(self, pipe: Pipe, round_: Round) -> None:
+    async def _live(self, pipe: Pipe, round_: HaltRound) -> None:
         """Get stuck everywhere; once the halts stand, try to act; once they are lifted, try again."""
         probes = [await self._running(case) for case in round_.probes]
         stuck = [asyncio.create_task(self._session(case)) for case in round_.cases]
@@ -246,7 +249,7 @@ class Worker:
         await asyncio.to_thread(pipe.recv)
         pipe.send([await self._pinged(probe) for probe in probes])
 
-    async def _running(self, case: Case) -> SessionRuntime:
+    async def _running(self, case: StuckSession) -> SessionRuntime:
         policy = policy_of(case.agent, rules={"run_command": ToolRule(level="CONTROLLED", approval="never", rate=None)})
         lease = await begun(self._store, self._name, case.session, policy, case.trigger)
         standing = standing_of(case.session, policy, case.trigger)
@@ -257,7 +260,7 @@ class Worker:
         answer = await probe.attempt(_call(session, "ping", {"session": session}))
         return answer.outcome if isinstance(answer, Answer) else type(answer).__name__
 
-    async def _session(self, case: Case) -> None:
+    async def _session(self, case: StuckSession) -> None:
         """Be stuck until it is over, and end as the guard says."""
         running = await self._running(case)
         answer = await self._stuck(running, case)
@@ -265,7 +268,7 @@ class Worker:
         if ended is not None:
             await running.end(*ended)
 
-    async def _stuck(self, running: SessionRuntime, case: Case) -> Answer:
+    async def _stuck(self, running: SessionRuntime, case: StuckSession) -> Answer:
         session, own = case.session, {"session": case.session}
         match case.kind:
             case "tool":
@@ -322,4 +325,103 @@ def _call(session: str, name: str, arguments: Mapping[str, object], number: int 
 
 def worker(pipe: Pipe, ground: Ground, marks: Marks, kind: Literal["deaf", "listening"]) -> None:
     """Work in a process of its own."""
-    asyncio.run(Worker(ground, marks, deaf=kind == "deaf").serve(pipe))
+    asyncio.run(StuckWorker(ground, marks, deaf=kind == "deaf").serve(pipe))
+
+
+# Processes whose event loop is blocked: nothing in them can hear a halt, so they have to be ended from outside.
+
+Blocking = Literal["computes", "waits", "holds"]
+"""An async tool that computes, one that waits, and a plain one in a thread that holds the interpreter lock."""
+BLOCKINGS: Final[tuple[Blocking, ...]] = get_args(Blocking)
+LEASE: Final = 2 * SECOND
+PROMISED: Final = 3 * SECOND
+"""So long after a halt a blocked process may run on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One process that is blocked, with its session and the scopes that it is in."""
+
+    session: str
+    kind: Blocking
+    agent: str
+    trigger: str
+
+    def scopes(self) -> tuple[str, str, str]:
+        """Name the scopes that halt this process alone."""
+        return f"session:{self.session}", f"agent:{self.agent}", f"trigger:{self.trigger}"
+
+
+def blocks(count: int) -> list[Block]:
+    """Plan rounds in which each kind is blocked once."""
+    return [
+        Block(f"blocked-{number}-{kind}", kind, f"blocked-{number}-{kind}", f"t-{number}-{kind}")
+        for number in range(count)
+        for kind in BLOCKINGS
+    ]
+
+
+def blocking_tools(marks: Marks) -> Mapping[str, Tool]:
+    """Make tools that block what they run in."""
+
+    async def computes(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        return str(re.match(CATASTROPHE, ENDLESS))
+
+    async def waits(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        time.sleep(STUCK)  # noqa: ASYNC251 That is the mistake which is shown.
+        return ""
+
+    def holds(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        return str(re.match(CATASTROPHE, ENDLESS))
+
+    made = (tool(computes, effect="read"), tool(waits, effect="read"), tool(holds, effect="read", isolate=False))
+    return {each.spec.name: each for each in made}
+
+
+def blocked(_: Pipe, ground: Ground, marks: Marks, block: Block, kind: Literal["watched", "alone"]) -> None:
+    """Run one session until this process is ended. What its sentinel says is for operators, not for this drill."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    asyncio.run(_run(ground, marks, block, watched=kind == "watched"))
+
+
+async def _run(ground: Ground, marks: Marks, block: Block, *, watched: bool) -> None:
+    clock, store = SystemClock(), ground.open(lease=LEASE)
+    worker = new_worker("drill", SortableIds(clock.now))
+    policy = policy_of(block.agent)
+    async with (
+        sentinel(ground.url, "") if watched else nullcontext(Pulse()) as pulse,
+        tended(store, clock, worker, LEASE // 3, pulse=pulse),
+    ):
+        lease = await begun(store, worker, block.session, policy, block.trigger)
+        gatehouse = doors(store, clock)
+        gatehouse.show_in(pulse)
+        standing = standing_of(block.session, policy, block.trigger)
+        running = SessionRuntime(store, clock, gatehouse, lease, standing, blocking_tools(marks))
+        arguments = b'{"session":"%s"}' % block.session.encode()
+        await running.call(Call(f"{block.session}.1", block.kind, arguments))
+
+
+def inherited(ground: Ground, ended: Sequence[Block]) -> list[str]:
+    """Take up the sessions of ended processes, and see that they act no more; say what is wrong."""
+    return asyncio.run(_inherited(ground, ended))
+
+
+async def _inherited(ground: Ground, ended: Sequence[Block]) -> list[str]:
+    clock, store = SystemClock(), ground.open(lease=LEASE)
+    worker, wrong = new_worker("heir", SortableIds(clock.now)), list[str]()
+    for block in ended:
+        lease = await taken(store, clock, worker, SessionId(block.session), LEASE + 10 * SECOND)
+        if lease is None:
+            wrong.append(f"Session {block.session} of a process that was ended could not be taken up.")
+            continue
+        standing = standing_of(block.session, policy_of(block.agent), block.trigger)
+        running = SessionRuntime(store, clock, doors(store, clock), lease, standing, {})
+        answer = await running.attempt(Call(f"{block.session}.2", "waits", b"{}"))
+        outcome = answer.outcome if isinstance(answer, Answer) else type(answer).__name__
+        if outcome != "external_halt":
+            wrong.append(f"Session {block.session} was halted, and another process was let make a call: {outcome}.")
+    await store.close()
+    return wrong

@@ -1,13 +1,18 @@
-"""One session's whole life, as a plan: it does everything that a session can do today, the same way every time.
+"""What the drills run: an agent with its policy and doors, money held as the doors hold it, and one whole session.
 
-Every step has an id that never changes, and every write of it a key. So whoever takes the session over after a
-crash reads the journal, settles what was in doubt, and goes on with the first step whose key is not there.
+That session follows a plan in which every step has a fixed id and every write a key. So a worker that takes it over
+after a crash reads the journal, settles what was in doubt, and goes on with the first step whose key is missing.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final, Literal
 
-from halter.core.clock import Clock
+import msgspec
+
+from halter.core.clock import HOUR, Clock
 from halter.core.errors import HalterError
 from halter.core.events import (
     AnyEvent,
@@ -21,38 +26,396 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.ids import FLEET, Digest, SessionId, StreamId, WorkerId, inbox_stream, session_stream
-from halter.core.limits import Spender, carve, legs
-from halter.core.money import Account
+from halter.core.limits import Cap, Caps, Spender, carve, legs
+from halter.core.messages import Model
+from halter.core.money import DOLLAR, Account, dollars
 from halter.core.ports import Agents, Committed, Draft, Lease, Store, Stored, Ticket, Write
+from halter.core.spec import Phase, Policy, Resolved, ToolRule, ToolsSpec
+from halter.core.usage import Usage
+from halter.core.vocabulary import Cause, Purpose, State
+from halter.guard import chokepoint, judge, request, weigh
+from halter.guard.ask import Standing
+from halter.guard.chokepoint import Answer, NeedsPerson
+from halter.guard.flight import StillHeld
+from halter.guard.gatehouse import Gatehouse
 from halter.guard.judge import Asked
-from halter.guard.purse import change_cap
+from halter.guard.purse import Purse, Truth, change_cap
+from halter.guard.request import RefusedRequest
+from halter.guard.secrets import GivenSecrets
 from halter.guard.weigh import Asking
+from halter.models.prices import Prices
 from halter.state.life import end, park, post, start, start_child, wake
 from halter.state.session import InFlight, Session, fold
 from halter.testing.relay import Relay
-from halter_drills.plan import (
-    AGENT,
-    CAPS,
-    CARVED,
-    HELPER,
-    HELPER_CAPS,
-    TRIGGER,
-    Act,
-    Attach,
-    Begin,
-    Delegate,
-    End,
-    Erase,
-    Rest,
-    Say,
-    SetCap,
-    Spend,
-    Step,
-    Wake,
-    child_of,
-    plan,
+from halter_drills.drill import DrillBroken
+
+# An agent of the drills' own: its policy, the doors that its sessions go through, and how a session begins.
+
+PERSON: Final = "ada"
+"""The person of the drills: whoever halts, resumes and decides."""
+
+NO_RULES: Final = MappingProxyType[str, ToolRule]({})
+NO_SECRETS: Final = GivenSecrets({})
+
+
+def policy_of(
+    name: str = "drill",
+    *,
+    expiry: int = HOUR,
+    rules: Mapping[str, ToolRule] = NO_RULES,
+    secrets: tuple[str, ...] = (),
+    cap: int = DOLLAR,
+) -> Resolved:
+    """Write down the policy of an agent that has all its tools in one phase; `rules` are the fleet's for its tools."""
+    return Resolved(
+        name=name,
+        mode="SEMI",
+        observe=False,
+        caps=Caps(session=Cap(cap), agent=(), fleet=()),
+        on_cap="stop",
+        max_steps=50,
+        timeout=0,
+        min_output_tokens=256,
+        reserve_tokens=0,
+        reserve_cost_fraction=0,
+        policies=(Policy(tools=dict(rules)), Policy()),
+        disabled=(),
+        approval_expiry=expiry,
+        tools=ToolsSpec(),
+        phases=(Phase("all", None),),
+        allowed_models=None,
+        allowed_hosts=None,
+        secrets=secrets,
+        prices={},
+    )
+
+
+def standing_of(session: str, policy: Resolved, trigger: str = "") -> Standing:
+    """Tell where a session stands under a policy."""
+    return Standing(
+        session=session,
+        agent=policy.name,
+        phase=policy.phases[0],
+        policy=policy,
+        policy_digest=policy.digest(),
+        trigger=trigger,
+        secrets=frozenset(policy.secrets),
+    )
+
+
+def doors(
+    store: Store,
+    clock: Clock,
+    *,
+    redact: Callable[[str], str] = str,
+    secrets: GivenSecrets = NO_SECRETS,
+    simulates: Model | None = None,
+) -> Gatehouse:
+    """Make the real doors."""
+    return Gatehouse(store, clock, redact=redact, secrets=secrets, prices=Prices(), simulates=simulates)
+
+
+async def begun(store: Store, worker: WorkerId, session: str, policy: Resolved, trigger: str = "") -> Lease:
+    """Begin a session and take it."""
+    event = SessionStarted(session=session, agent=policy.name, kind="task", started_by=PERSON, trigger=trigger)
+    await store.commit(start(event))
+    leases = await store.claim(worker, 1, SessionId(session))
+    if not leases:
+        raise DrillBroken(f"The session {session} of the drill could not be claimed, though nobody else knows it.")
+    return leases[0]
+
+
+# Money held and settled as the two doors do it, with no tool and no model behind them.
+
+Refusal = Answer | NeedsPerson | RefusedRequest
+
+
+class Till(Purse):
+    """The ledger as the doors use it: the product's own decision about each call and each request."""
+
+    async def admit(self, lease: Lease, asked: Asked | Asking) -> InFlight | Refusal | StillHeld:
+        """Commit an intent with its hold or its refusal; ask again while other holds are in the way.
+
+        A repeated attempt answers as it did before.
+        """
+        committed = await self.commit_intent(lambda now: self.intent(lease, asked.at(now)), self.patience)
+        answer = None if committed is None else _admission(committed, asked)
+        return answer or StillHeld(asked.call if isinstance(asked, Asked) else asked.request)
+
+    def intent(self, lease: Lease, asked: Asked | Asking) -> Write:
+        """Put the decision as a write, under the key that the door would give it."""
+        stream = session_stream(lease.session)
+        if isinstance(asked, Asked):
+            return Write(stream, f"{asked.call}/asked/0", partial(judge.judge, asked), judge.rows_of(asked), lease)
+        return Write(stream, f"{asked.request}/asked", partial(weigh.weigh, asked), weigh.rows_of(asked), lease)
+
+
+def _admission(committed: Committed, asked: Asked | Asking) -> InFlight | Refusal | None:
+    """Read the decision off what was written; None where a rate is waited for."""
+    if isinstance(asked, Asked):
+        return chokepoint.admission(committed)
+    match request.admission(committed):
+        case request.Admitted(flight):
+            return flight
+        case RefusedRequest() as refused:
+            return refused
+        case _:
+            return None
+
+
+class FlatRate(msgspec.Struct, frozen=True):
+    """A price that every request has, whatever it sends."""
+
+    usd: int
+
+    def cost(self, usage: Usage, at: int) -> int:
+        """Charge the same for each."""
+        return self.usd
+
+    def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
+        """Hold the same for each."""
+        return self.usd
+
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = 0) -> int:
+        """Allow the whole answer, or none."""
+        return at_most if self.usd <= budget_micros else 0
+
+
+# The plan of the session that the drills work with: what it does, as data.
+
+AGENT: Final = "night-watch"
+HELPER: Final = "reader"
+TRIGGER: Final = "nightly"
+MODEL: Final = "scripted:drill"
+BLOB_BYTES: Final = 40_000
+TURNS: Final = 6
+
+PLENTY: Final = 1_000_000 * DOLLAR
+"""A cap that any number of these sessions stays under: what is refused here is refused by a session's own cap."""
+
+CAPS: Final = Caps(
+    session=Cap(1 * DOLLAR),
+    trigger=(Cap(PLENTY, "month"),),
+    agent=(Cap(PLENTY, "day"), Cap(PLENTY, "hour")),
+    fleet=(Cap(PLENTY, "day"), Cap(None, "month")),
+    token_budget=500_000,
 )
-from halter_drills.till import FlatRate, Till
+CARVED: Final = dollars("0.10")
+HELPER_CAPS: Final = Caps(session=Cap(CARVED), agent=CAPS.agent, fleet=CAPS.fleet)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginStep:
+    """The session begins, with its task as the body and its definition as a blob."""
+
+    id: str
+    session: str
+    task: bytes
+    definition: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateStep:
+    """A sub-session begins, with a cap carved out of this one's."""
+
+    id: str
+    session: str
+    child: str
+    task: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SayStep:
+    """Something arrives in the session's inbox."""
+
+    id: str
+    session: str
+    event: WakePosted
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AttachStep:
+    """Something arrives in the session's inbox that is too large for a body."""
+
+    id: str
+    session: str
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WakeStep:
+    """The session is taken up, with all that is in its inbox."""
+
+    id: str
+    session: str
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """One call or request: what is held for it, and what it turns out to be and to cost."""
+
+    id: str
+    what: Literal["call", "request"]
+    name: str
+    truth: Truth
+    usd: int
+    tokens: int = 0
+    purpose: Purpose = "turn"
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ActStep:
+    """Calls or requests that are in flight together."""
+
+    session: str
+    together: tuple[Spend, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestStep:
+    """The session rests: due again at once, or until something in its inbox wakes it."""
+
+    id: str
+    session: str
+    state: State = "SLEEPING"
+    due: bool = True
+    wake_on: tuple[str, ...] = ()
+    resident: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetCapStep:
+    """A person changes the cap of a scope."""
+
+    id: str
+    scope: str
+    cap: int
+
+
+@dataclass(frozen=True, slots=True)
+class EraseStep:
+    """A person has the bodies of a session that is over erased."""
+
+    id: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndStep:
+    """The session is over."""
+
+    session: str
+    state: State
+    terminal_reason: str
+
+
+Step = (
+    BeginStep | DelegateStep | SayStep | AttachStep | WakeStep | ActStep | RestStep | SetCapStep | EraseStep | EndStep
+)
+
+
+def child_of(session: str) -> str:
+    """Name the sub-session of a session."""
+    return f"{session}-helper"
+
+
+def spends(steps: tuple[Step, ...]) -> Iterator[Spend]:
+    """Yield every call and request of a plan."""
+    for step in steps:
+        if isinstance(step, ActStep):
+            yield from step.together
+
+
+def plan(session: str, blob_bytes: int = BLOB_BYTES) -> tuple[Step, ...]:
+    """Lay out the whole life of a session, with ids that nobody else has."""
+    return (
+        BeginStep(f"{session}/start", session, b"Watch the night.", b'{"agent": "night-watch"}'),
+        WakeStep(f"{session}/first", session, "trigger"),
+        *(step for turn in range(1, TURNS + 1) for step in _turn(session, turn)),
+        _attached(session, blob_bytes),
+        WakeStep(f"{session}/attached", session, "webhook"),
+        SetCapStep(f"{session}/raise", session_stream(session), 2 * DOLLAR),
+        *_delegated(session),
+        *_closing(session),
+    )
+
+
+def _turn(session: str, turn: int) -> Iterator[Step]:
+    """One turn: think, act, think, rest, and be woken; each in a way of its own."""
+    name = f"{session}/turn-{turn}"
+    yield ActStep(session, (_request(f"{name}/think", "turn", turn),))
+    yield ActStep(session, tuple(_call(f"{name}/act-{number}", turn + number) for number in range(1 + turn % 2)))
+    yield ActStep(session, (_request(f"{name}/conclude", "gate" if turn % 2 else "judge", turn + 1),))
+    match turn % 3:
+        case 0:
+            yield RestStep(f"{name}/rest", session, resident=True)
+            yield WakeStep(f"{name}/wake", session, "timer")
+        case 1:
+            yield RestStep(f"{name}/rest", session, due=False, wake_on=("price_drop", "disk_full"))
+            yield SayStep(f"{name}/other-signal", session, _signal("new_moon"), b"A signal nobody waits for.")
+            yield SayStep(f"{name}/signal", session, _signal("price_drop"), b"\xff\x00 not text \xed\xa0\x80")
+            yield WakeStep(f"{name}/wake", session, "signal")
+        case _:
+            yield RestStep(f"{name}/rest", session, state="WAITING_FOR_INPUT")
+            yield SayStep(f"{name}/message", session, _message("ada"), f"Good night {turn}, \u263d".encode())
+            yield WakeStep(f"{name}/wake", session, "message")
+
+
+def _delegated(session: str) -> Iterator[Step]:
+    """A sub-session that spends beyond its cap, and is settled with its parent all the same."""
+    child = child_of(session)
+    yield DelegateStep(f"{child}/start", session, child, b"Read what was attached.")
+    yield RestStep(f"{session}/awaiting-helper", session, state="WAITING_FOR_TOOL", due=False)
+    yield WakeStep(f"{child}/first", child, "trigger")
+    yield ActStep(child, (_request(f"{child}/think", "turn", 1),))
+    over = Truth("ok", usd=dollars("0.15"), tokens=0, body=b"It was a long document.")
+    yield ActStep(child, (Spend(f"{child}/read", "call", "read_document", over, dollars("0.01")),))
+    yield EndStep(child, "BUDGET_EXCEEDED", "cost_cap_reached")
+    yield SayStep(f"{child}/told", session, WakePosted(cause="child", origin="agent", sender=child), b"It is over.")
+    yield WakeStep(f"{session}/helped", session, "child")
+
+
+def _closing(session: str) -> Iterator[Step]:
+    """What is refused, what costs nothing, what costs more than was held; and the end."""
+    name = f"{session}/closing"
+    yield ActStep(session, (Spend(f"{name}/too-dear", "call", "buy_house", Truth("ok"), 5 * DOLLAR),))
+    yield ActStep(session, (Spend(f"{name}/free", "call", "look_around", Truth("ok", body=b"All is quiet."), 0),))
+    released = Truth("error", usd=0, tokens=0)
+    yield ActStep(session, (Spend(f"{name}/unbilled", "request", MODEL, released, dollars("0.02"), 2000),))
+    over = Truth("ok", usd=dollars("0.03"), tokens=0)
+    yield ActStep(session, (Spend(f"{name}/dearer", "call", "translate", over, dollars("0.02")),))
+    yield SetCapStep(f"{session}/lower", session_stream(child_of(session)), dollars("0.05"))
+    yield EraseStep(f"{session}/erase", child_of(session))
+    yield EndStep(session, "COMPLETED", "completed")
+
+
+def _request(spend: str, purpose: Purpose, size: int) -> Spend:
+    usage = Usage(1000 * size, 100 * size, 400 * size, 200 * size)
+    truth = Truth("ok", usd=dollars("0.004") + size, tokens=usage.uncached, usage=usage, body=b"I think so. " * size)
+    return Spend(spend, "request", MODEL, truth, dollars("0.01"), 2000 * size, purpose)
+
+
+def _call(spend: str, size: int) -> Spend:
+    truth = Truth("error" if size % 4 == 0 else "ok", usd=dollars("0.001") * size, tokens=0, body=b"\x00" * size)
+    return Spend(spend, "call", "fetch_page", truth, dollars("0.02"), body=b'{"page": %d}' % size)
+
+
+def _message(sender: str) -> WakePosted:
+    return WakePosted(cause="message", origin="person", sender=sender, trusted=True)
+
+
+def _signal(name: str) -> WakePosted:
+    return WakePosted(cause="signal", origin="sensor", sender="drill", name=name)
+
+
+def _attached(session: str, size: int) -> AttachStep:
+    data = b"".join(b"%08d" % number for number in range(-(-size // 8)))[:size]
+    return AttachStep(f"{session}/attach", session, "report.txt", data)
+
 
 Told = tuple[Stored, Session]
 """An event that was acknowledged, and the state that it left its stream in."""
@@ -65,7 +428,7 @@ CLAIMED: Final = 100
 BY: Final = "the drill"
 
 
-class SessionTaken(HalterError):
+class SessionUnavailable(HalterError):
     """The session that the drill works with belongs to somebody else."""
 
 
@@ -173,31 +536,31 @@ class Workload:
 
     async def _do(self, step: Step) -> None:
         match step:
-            case Act():
+            case ActStep():
                 await self._act(step)
-            case End():
+            case EndStep():
                 await self._end(step)
             case _ if step.id in self._store.done:
                 pass
-            case Begin():
+            case BeginStep():
                 await self._begin(step)
-            case Delegate():
+            case DelegateStep():
                 await self._delegate(step)
-            case Say():
+            case SayStep():
                 await self._store.commit(post(step.session, step.id, step.event, step.body))
-            case Attach():
+            case AttachStep():
                 await self._attach(step)
-            case Wake():
+            case WakeStep():
                 await self._wake(step)
-            case Rest():
+            case RestStep():
                 await self._rest(step)
-            case SetCap():
+            case SetCapStep():
                 account = Account(step.scope, "", "usd")
                 await self._store.commit(change_cap(account, step.cap, BY, step.id, "The plan says so."))
-            case Erase():
+            case EraseStep():
                 await self._erase(step)
 
-    async def _begin(self, step: Begin) -> None:
+    async def _begin(self, step: BeginStep) -> None:
         event = SessionStarted(
             session=step.session,
             agent=AGENT,
@@ -209,7 +572,7 @@ class Workload:
         )
         await self._store.commit(start(event, step.task))
 
-    async def _delegate(self, step: Delegate) -> None:
+    async def _delegate(self, step: DelegateStep) -> None:
         event = SessionStarted(
             session=step.child,
             agent=HELPER,
@@ -222,16 +585,16 @@ class Workload:
         )
         await self._store.commit(start_child(event, await self._lease(step.session), step.task))
 
-    async def _attach(self, step: Attach) -> None:
+    async def _attach(self, step: AttachStep) -> None:
         digest = await self._store.put(step.data)
         event = WakePosted(cause="webhook", origin="document", sender=BY, name=step.name)
         await self._store.commit(Write(inbox_stream(step.session), step.id, lambda _: [Draft(event, blob=digest)]))
 
-    async def _wake(self, step: Wake) -> None:
+    async def _wake(self, step: WakeStep) -> None:
         seen = self._store.state(inbox_stream(step.session)).head
         await self._store.commit(wake(await self._lease(step.session), step.id, step.cause, seen))
 
-    async def _act(self, step: Act) -> None:
+    async def _act(self, step: ActStep) -> None:
         """Hold for all that act together, and settle them in the opposite order."""
         held: list[tuple[Spend, InFlight]] = []
         for spend in step.together:
@@ -242,7 +605,7 @@ class Workload:
         for spend, flight in reversed(held):
             await self._till.settle(await self._lease(step.session), flight, spend.truth)
 
-    def _asked(self, step: Act, spend: Spend) -> Asked | Asking:
+    def _asked(self, step: ActStep, spend: Spend) -> Asked | Asking:
         state, now = self._state(step.session), self._clock.now()
         caps = HELPER_CAPS if state.parent else CAPS
         spender = Spender(step.session, state.agent, state.trigger)
@@ -269,7 +632,7 @@ class Workload:
             min_output_tokens=spend.tokens // 2,
         )
 
-    async def _rest(self, step: Rest) -> None:
+    async def _rest(self, step: RestStep) -> None:
         event = SessionParked(
             state=step.state,
             inbox_seen=self._state(step.session).inbox_seen,
@@ -281,14 +644,14 @@ class Workload:
         if not step.resident:
             del self._leases[step.session]
 
-    async def _end(self, step: End) -> None:
+    async def _end(self, step: EndStep) -> None:
         state = self._state(step.session)
         if not state.ended:
             lease = await self._lease(step.session)
             await self._store.commit(end(lease, step.state, step.terminal_reason, state.parent))
             del self._leases[step.session]
 
-    async def _erase(self, step: Erase) -> None:
+    async def _erase(self, step: EraseStep) -> None:
         stream = session_stream(step.session)
         through = self._store.state(stream).head
         event = BodiesErased(stream=stream, through=through, by=BY, reason="The plan says so.")
@@ -307,7 +670,7 @@ class Workload:
         if session not in self._claimed:
             self._claimed |= {lease.session: lease for lease in await self._store.claim(self._worker, CLAIMED)}
         if session not in self._claimed:
-            raise SessionTaken(f"Session {session} cannot be claimed: another owner has it, or it is not due.")
+            raise SessionUnavailable(f"Session {session} cannot be claimed: another owner has it, or it is not due.")
         return self._claimed.pop(session)
 
     async def _take_over(self, lease: Lease, state: Session) -> None:

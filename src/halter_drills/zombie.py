@@ -7,23 +7,263 @@ takes the session over and ends it. Then the zombie is continued and tries to go
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
-from halter.core.clock import SECOND
-from halter.journal.apply import Applier, apply
-from halter.state.life import message
-from halter_drills.checker import Found, check, found_at
+from halter.core.clock import SECOND, SystemClock
+from halter.core.errors import HalterError, LeaseLost
+from halter.core.events import CallStarted, SessionParked, SessionStarted
+from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
+from halter.core.limits import Caps, Spender, carve, legs
+from halter.core.ports import Committed, Lease, Write
+from halter.guard.judge import Asked
+from halter.guard.purse import Truth
+from halter.journal.apply import Applier, WorkingSet, append, apply
+from halter.state.life import end, message, park, start, start_child, wake
+from halter.state.session import InFlight, replay
+from halter_drills.checker import StoreContents, check, found_at
 from halter_drills.children import Children, Pipe, children
-from halter_drills.drill import Drill, Ground, Result, Setting, own_store, result
-from halter_drills.takeover import EFFECTS, LEASE, MOMENTS, STEPS, TOGETHER, Case, Heir, Testimony, Zombie, unfenced
+from halter_drills.drill import Drill, DrillResult, Ground, Setting, own_store, result
+from halter_drills.workload import Till
+
+# The two sides of a takeover: a worker that is stopped in the middle and goes on, and the one that came after it.
+
+Moment = Literal["before an intent", "before an effect", "before an outcome", "parked", "resident"]
+MOMENTS: Final[tuple[Moment, ...]] = get_args(Moment)
+STEPS: Final = 3
+TOGETHER: Final = 15
+"""How many workers are stopped and taken over at the same time."""
+LEASE: Final = SECOND
+EFFECTS: Final = "effects"
+AMOUNT: Final = 1000
+LOOKS: Final = 500
+LOOK: Final = SECOND // 50
+
+Answer = Literal["refused", "let through"]
+Testimony = list[tuple[str, Answer]]
+"""What a zombie tried after it went on, and what came of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZombieCase:
+    """When a zombie is stopped, and whether it hears of its loss from a heartbeat or from its next write."""
+
+    number: int
+
+    @property
+    def moment(self) -> Moment:
+        """What it is about to do when it is stopped, or what it rests in."""
+        return MOMENTS[self.number % len(MOMENTS)]
+
+    @property
+    def step(self) -> int:
+        """In which of its steps, counted from 0."""
+        return self.number // len(MOMENTS) % STEPS
+
+    @property
+    def agent(self) -> str:
+        """Whose session it is: those of one batch share an agent, by which their heir finds them and no others."""
+        return f"drill-{self.number // TOGETHER}"
+
+    @property
+    def beats_first(self) -> bool:
+        """Whether the heartbeat comes before the first write."""
+        return self.number // len(MOMENTS) // STEPS % 2 == 1
+
+
+class NothingToClaim(HalterError):
+    """A session that had to be there could not be claimed."""
+
+
+def unfenced(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
+    """Apply a write whoever owns the session: the mistake that the drill must see."""
+    return Committed(tuple(append(draft, write, rows, salt) for draft in write.decide(rows)))
+
+
+class Mortal:
+    """What both sides do: the steps of a session, with effects in the outside world."""
+
+    def __init__(self, ground: Ground, name: str, agent: str, applier: Applier) -> None:
+        self._name = WorkerId(name)
+        self._agent = agent
+        self._clock = SystemClock()
+        self._store = ground.open(lease=LEASE, applier=applier)
+        self._till = Till(self._store, self._clock)
+        self._effects = ground.folder / EFFECTS
+
+    async def _step(self, lease: Lease, number: int) -> None:
+        flight = await self._begun(lease, number)
+        if flight is not None:
+            self._act(flight)
+            await self._settle(lease, flight)
+
+    async def _begun(self, lease: Lease, number: int) -> InFlight | None:
+        session, now = lease.session, self._clock.now()
+        asked = Asked(
+            call=f"{session}/{number}",
+            tool="work",
+            arguments=b"",
+            session=session,
+            agent=self._agent,
+            now=now,
+            legs=legs(Caps(), Spender(session, self._agent), now, usd=AMOUNT),
+        )
+        answer = await self._till.admit(lease, asked)
+        return answer if isinstance(answer, InFlight) else None
+
+    def _act(self, flight: InFlight) -> None:
+        """Have an effect that cannot be taken back."""
+        with self._effects.open("a") as effects:
+            effects.write(f"{flight.id}\n")
+
+    async def _settle(self, lease: Lease, flight: InFlight) -> Committed:
+        return await self._till.settle(lease, flight, Truth("ok", usd=AMOUNT // 2))
+
+
+class Heir(Mortal):
+    """Takes over what others left, and brings it to its end."""
+
+    async def take_over(self, count: int) -> list[str]:
+        """End so many sessions, as soon as they can be claimed, and tell which."""
+        ended: list[str] = []
+        for _ in range(LOOKS):
+            # Only those of its agent: where the fence is broken on purpose, earlier zombies left sub-sessions behind.
+            for lease in await self._store.claim(self._name, count, agents={self._agent: None}):
+                await self._finish(lease)
+                await self._store.beat(self._name)
+                ended.append(lease.session)
+            if len(ended) >= count:
+                break
+            await self._clock.sleep(LOOK)
+        await self._store.close()
+        return ended
+
+    async def _finish(self, lease: Lease) -> None:
+        events = await self._store.read(session_stream(lease.session))
+        seen = len(await self._store.read(inbox_stream(lease.session)))
+        await self._store.commit(wake(lease, f"{lease.session}/{lease.generation}/woken", None, seen))
+        await self._till.settle_in_doubt(lease, list(replay(events).in_flight.values()))
+        begun = {stored.event.call for stored in events if isinstance(stored.event, CallStarted)}
+        for number in range(STEPS):
+            if f"{lease.session}/{number}" not in begun:
+                await self._step(lease, number)
+        await self._store.commit(end(lease, "COMPLETED", "completed"))
+
+
+class Zombie(Mortal):
+    """Works up to its moment, stands still while it is stopped, and tells afterwards what it could still do."""
+
+    def __init__(self, pipe: Pipe, ground: Ground, case: ZombieCase, applier: Applier) -> None:
+        super().__init__(ground, f"zombie-{case.number}", case.agent, applier)
+        self._pipe = pipe
+        self._case = case
+
+    async def live(self) -> None:
+        """Say which session it has once its moment has come; then wait to be stopped; then bear witness."""
+        session = f"z{self._case.number}"
+        event = SessionStarted(session=session, agent=self._agent, kind="autonomous", started_by="the drill")
+        await self._store.commit(start(event))
+        lease = await self._claimed(session)
+        flight = await self._work(lease)
+        self._pipe.send(lease.session)
+        await self._stand_still()
+        self._pipe.send(await self._testimony(lease, flight))
+        await self._store.close()
+
+    async def _claimed(self, session: str) -> Lease:
+        """Claim its own session and no other: on a busy machine a lease can run out before its owner is stopped."""
+        for _ in range(LOOKS):
+            for lease in await self._store.claim(self._name, 1, SessionId(session)):
+                return lease
+            await self._clock.sleep(LOOK)
+        raise NothingToClaim(f"The worker {self._name} of the drill found no session to work on.")
+
+    async def _work(self, lease: Lease) -> InFlight | None:
+        """Come to the moment; return what is in flight then."""
+        for number in range(self._case.step):
+            await self._step(lease, number)
+            await self._store.beat(self._name)
+        match self._case.moment:
+            case "before an intent":
+                return None
+            case "parked" | "resident":
+                rest = SessionParked(state="SLEEPING", resident=self._case.moment == "resident")
+                await self._store.commit(park(lease, f"{lease.session}/rest", rest))
+                return None
+            case "before an effect" | "before an outcome":
+                flight = await self._begun(lease, self._case.step)
+        if flight is not None and self._case.moment == "before an outcome":
+            self._act(flight)
+        return flight
+
+    async def _stand_still(self) -> None:
+        """Keep the lease until told to stand still; then do nothing, so that no lock is held when the signal comes."""
+        while not self._pipe.poll():
+            await self._store.beat(self._name)
+            await self._clock.sleep(LEASE // 5)
+        self._pipe.recv()
+        self._pipe.send("still")
+        self._pipe.recv()
+
+    async def _testimony(self, lease: Lease, flight: InFlight | None) -> Testimony:
+        tried = [await self._beaten(lease)] if self._case.beats_first else []
+        tried += await self._went_on(lease, flight)
+        for name, write in _writes(lease):
+            tried.append(await _tried(name, lambda write=write: self._store.commit(write)))
+        return tried if self._case.beats_first else [*tried, await self._beaten(lease)]
+
+    async def _went_on(self, lease: Lease, flight: InFlight | None) -> Testimony:
+        """Do what it was about to do."""
+        if self._case.moment == "parked":
+            woken = wake(lease, f"{lease.session}/woken", None, 0)
+            return [await _tried("its waking up", lambda: self._store.commit(woken))]
+        if flight is not None:
+            if self._case.moment == "before an effect":
+                self._act(flight)
+            return [await _tried("its outcome", lambda: self._settle(lease, flight))]
+        return [await _tried("its next step", lambda: self._step(lease, self._case.step))]
+
+    async def _beaten(self, lease: Lease) -> tuple[str, Answer]:
+        """A heartbeat after a lapse must say that the session is no longer this worker's."""
+        beat = await self._store.beat(self._name)
+        lost = beat.held is not None and lease not in beat.held
+        return ("a heartbeat that told of no loss", "refused" if lost else "let through")
+
+
+async def _tried(what: str, attempt: Callable[[], Awaitable[object]]) -> tuple[str, Answer]:
+    try:
+        await attempt()
+    except LeaseLost:
+        return (what, "refused")
+    return (what, "let through")
+
+
+def _writes(lease: Lease) -> list[tuple[str, Write]]:
+    """List everything else that an owner can do to its session."""
+    session = lease.session
+    child = SessionStarted(
+        session=f"{session}-child",
+        agent="drill-child",
+        kind="task",
+        started_by="the drill",
+        parent=session,
+        carved=carve(session, AMOUNT, None),
+    )
+    return [
+        ("waking it", wake(lease, f"{session}/zombie/woken", None, 0)),
+        ("parking it", park(lease, f"{session}/zombie/parked", SessionParked(state="SLEEPING"))),
+        ("a sub-session", start_child(child, lease)),
+        ("ending it", end(lease, "ERROR", "error")),
+    ]
+
 
 CASES: Final = 2 * STEPS * len(MOMENTS)
 
 
-def run(setting: Setting) -> Result:
+def run(setting: Setting) -> DrillResult:
     """Stop and continue zombies, some at a time, and check what they did to the store and to the world."""
-    cases = [Case(number) for number in range(CASES if setting.seeds is None else setting.seeds)]
+    cases = [ZombieCase(number) for number in range(CASES if setting.seeds is None else setting.seeds)]
     violations: list[str] = []
     with own_store(setting) as ground, children(__name__) as started:
         for first in range(0, len(cases), TOGETHER):
@@ -37,7 +277,7 @@ def run(setting: Setting) -> Result:
     return result(DRILL.name, ground.kind, len(cases), violations, counts)
 
 
-def _batch(ground: Ground, started: Children, cases: Sequence[Case], applier: Applier) -> list[str]:
+def _batch(ground: Ground, started: Children, cases: Sequence[ZombieCase], applier: Applier) -> list[str]:
     zombies = [started.start(_zombie, ground, case, applier) for case in cases]
     sessions: list[str] = [zombie.hear() for zombie in zombies]
     parked = [session for session, case in zip(sessions, cases, strict=True) if case.moment == "parked"]
@@ -59,12 +299,12 @@ def _batch(ground: Ground, started: Children, cases: Sequence[Case], applier: Ap
     return wrong
 
 
-def _unrefused(case: Case, testimony: Testimony) -> list[str]:
+def _unrefused(case: ZombieCase, testimony: Testimony) -> list[str]:
     where = f"The worker of case {case.number}, stopped {case.moment} in step {case.step}, went on"
     return [f"{where}, and {tried} was let through." for tried, answer in testimony if answer != "refused"]
 
 
-def _done_once(found: Found) -> list[str]:
+def _done_once(found: StoreContents) -> list[str]:
     """Check that each step of each session was begun once, settled once, and that nothing follows the end."""
     wrong: list[str] = []
     times = Counter((event.kind, event.facts["call"]) for event in found.events if "call" in event.facts)
@@ -96,11 +336,11 @@ async def _say_something(ground: Ground, sessions: Sequence[str]) -> None:
     await store.close()
 
 
-def _zombie(pipe: Pipe, ground: Ground, case: Case, applier: Applier) -> None:
+def _zombie(pipe: Pipe, ground: Ground, case: ZombieCase, applier: Applier) -> None:
     asyncio.run(Zombie(pipe, ground, case, applier).live())
 
 
-def _heir(pipe: Pipe, ground: Ground, count: int, first: Case) -> None:
+def _heir(pipe: Pipe, ground: Ground, count: int, first: ZombieCase) -> None:
     pipe.send(asyncio.run(Heir(ground, f"heir-{first.number}", first.agent, apply).take_over(count)))
 
 

@@ -33,7 +33,7 @@ from halter.state.receipt_lines import Line
 from halter_drills.checker import check, found_at
 from halter_drills.children import Child, Pipe, children
 from halter_drills.drill import engine
-from halter_drills.lanes import NO_LEASE, buried, heard
+from halter_drills.faults import NO_LEASE, buried, heard
 
 AGENT: Final = """
 name: watch

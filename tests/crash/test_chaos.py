@@ -6,8 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halter.cli import build
-from halter_drills.chaos import LEFT_OUT, run
-from halter_drills.chaos_plan import ROUND, STOPPED, WORKERS, beginnings, planned, rounds
+from halter_drills.chaos import LEFT_OUT, ROUND, STOPPED, WORKERS, beginnings, planned, rounds, run
 from halter_drills.drill import Setting
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(400)]

@@ -25,7 +25,7 @@ from halter.journal.verify import verify
 from halter.state.receipt import Receipt, receipt
 from halter_drills.checker import check, found_at
 from halter_drills.drill import engine
-from halter_drills.lanes import NO_LEASE
+from halter_drills.faults import NO_LEASE
 from tests.story.tasks import PRICED, REVIEW, SCRIPT, paper, watch
 
 OUR_CODE: Final = Path(__file__).parents[2] / "src"

@@ -3,10 +3,10 @@
 import re
 
 from halter_drills import DRILLS
-from halter_drills.forgeries import FORGED, HONEST
-from halter_drills.leaky import WAYS
-from halter_drills.runaways import BEHAVIOURS
-from halter_drills.tampering import TAMPERINGS
+from halter_drills.approval import FORGED, HONEST
+from halter_drills.flood import BEHAVIOURS
+from halter_drills.secrets import WAYS
+from halter_drills.tamper import TAMPERINGS
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "drills.md").read_text("utf-8")

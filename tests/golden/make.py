@@ -100,8 +100,7 @@ from halter.state import life
 from halter.state.session import replay
 from halter.testing.crash import Crash, Crashed, CrashingStore
 from halter.testing.fakes import ManualClock, SeededIds, seeded_salts
-from halter_drills.plan import plan
-from halter_drills.workload import Told, Workload
+from halter_drills.workload import Told, Workload, plan
 from tests.golden.midway import at_rest, left_midway
 
 START = 1_767_225_600 * SECOND

@@ -23,7 +23,7 @@ from halter.guard.ask import Standing
 from halter.guard.request import Answered, ModelDoor, Request
 from halter.models.prices import Prices
 from halter.testing.world import World
-from halter_drills.agents import begun, policy_of, standing_of
+from halter_drills.workload import begun, policy_of, standing_of
 
 NAME = 'Ada "the\\new\' Countess" König'
 MAIL = "ada.koenig@example.com"

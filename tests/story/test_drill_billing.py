@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 
-from halter_drills.biller import Case, bill, events
-from halter_drills.billing import LISTED, UNKNOWN, compared, planned, run_cases
-from halter_drills.checker import Fact, Found
+from halter_drills.billing import LISTED, UNKNOWN, BillingCase, bill, compared, events, planned, run_cases
+from halter_drills.checker import RecordedEvent, StoreContents
 from halter_drills.drill import Setting
 
 
-def kept(recorded: int | None, *, settled: bool = True) -> Found:
+def kept(recorded: int | None, *, settled: bool = True) -> StoreContents:
     facts: dict[str, Any] = {"request": "s.7/0"}
-    outcome = [Fact("session:s", 1, "request_settled", 0, 0, facts)] if settled else []
-    return Found(outcome, {}, {}, {} if recorded is None else {"s.7/0": recorded}, {})
+    outcome = [RecordedEvent("session:s", 1, "request_settled", 0, 0, facts)] if settled else []
+    return StoreContents(outcome, {}, {}, {} if recorded is None else {"s.7/0": recorded}, {})
 
 
 @pytest.mark.parametrize(
@@ -32,8 +31,10 @@ def kept(recorded: int | None, *, settled: bool = True) -> Found:
         ({"model": UNKNOWN[0]}, {7: 5}, kept(5), "it was asked, though nobody knows its price."),
     ],
 )
-def test_the_two_books_are_compared_case_by_case(changed: Any, ledger: Any, found: Found, sentence: str) -> None:
-    case = Case(**{"number": 7, "wire": "openai", "act": "answers", "model": "paid:openai", **changed})
+def test_the_two_books_are_compared_case_by_case(
+    changed: Any, ledger: Any, found: StoreContents, sentence: str
+) -> None:
+    case = BillingCase(**{"number": 7, "wire": "openai", "act": "answers", "model": "paid:openai", **changed})
     assert [each.removeprefix(f"{case}: ") for each in compared([case], ledger, found)] == [sentence] * bool(sentence)
 
 

@@ -13,11 +13,10 @@ from typer.testing import CliRunner, Result
 from halter.cli import build
 from halter.testing.postgres import throwaway_cluster
 from halter_drills import DRILLS, find
-from halter_drills.broken import DrillBroken, in_words
 from halter_drills.children import children
-from halter_drills.drill import Setting, own_store
-from halter_drills.folders import spend_in_folders
-from halter_drills.takeover import TOGETHER
+from halter_drills.drill import DrillBroken, Setting, in_words, own_store
+from halter_drills.race import spend_in_folders
+from halter_drills.zombie import TOGETHER
 
 FEW = {
     "race": 1,
@@ -134,7 +133,7 @@ def test_a_drill_with_teeth_finds_what_was_broken(name: str, kind: str, url: str
 def test_the_race_finds_processes_that_obey_the_file_in_their_own_folder(kind: str, url: str) -> None:
     found: dict[bool, list[str]] = {}
     for broken in (False, True):
-        with own_store(Setting(url)) as ground, children("halter_drills.folders") as started:
+        with own_store(Setting(url)) as ground, children("halter_drills.race") as started:
             assert ground.kind == kind
             found[broken], _ = spend_in_folders(ground, started, broken=broken)
     assert found[False] == []

@@ -8,7 +8,7 @@ import pytest
 from halter_drills.disk import Image
 from halter_drills.kill import counted, deaths
 from halter_drills.powercut import MOST_BLANK, Recording, drawn, record
-from halter_drills.tampering import TAMPERINGS
+from halter_drills.tamper import TAMPERINGS
 
 
 def test_a_process_is_killed_before_and_after_every_commit_and_200_times_at_least() -> None:

@@ -28,7 +28,7 @@ from halter.guard.secrets import GivenSecrets
 from halter.models.prices import Prices
 from halter.testing.world import World
 from halter.tools.tool import tool
-from halter_drills.agents import begun, policy_of, standing_of
+from halter_drills.workload import begun, policy_of, standing_of
 
 SECRET = 'Zq7"\\x8kP2vL9mT4/wR6yB3nD5hF1jG0sA' * 3
 POLICY = policy_of()

@@ -8,21 +8,23 @@ from typing import Any
 import pytest
 
 from halter.core.clock import SECOND
-from halter_drills.chaos_judge import LEASE, Orphan, Seen, lateness, shared, unended, unpaid
-from halter_drills.chaos_workers import Worker
-from halter_drills.checker import Fact
+from halter_drills.chaos import LEASE, ChaosSeen, Orphan, lateness, shared, unended, unpaid
+from halter_drills.chaos_workers import WorkerProcess
+from halter_drills.checker import RecordedEvent
 
 
-def fact(kind: str, at: float = 0, generation: int = 1, session: str = "courier.sleeps-1", **facts: Any) -> Fact:
-    return Fact(f"session:{session}", 1, kind, round(at * SECOND), generation, facts)
+def fact(
+    kind: str, at: float = 0, generation: int = 1, session: str = "courier.sleeps-1", **facts: Any
+) -> RecordedEvent:
+    return RecordedEvent(f"session:{session}", 1, kind, round(at * SECOND), generation, facts)
 
 
-def worker(folder: Path, name: str, *lines: tuple[str, int, int]) -> Worker:
+def worker(folder: Path, name: str, *lines: tuple[str, int, int]) -> WorkerProcess:
     """Make one that has said so much, and was cut off in the middle of a word."""
     said = [{"name": "it", "stream": stream, "seq": seq, "generation": own, "hash": ""} for stream, seq, own in lines]
     (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in said) + '{"name": "session_wo')
     with subprocess.Popen(["/bin/true"]) as process:
-        return Worker(name, process, folder / name, folder / name)
+        return WorkerProcess(name, process, folder / name, folder / name)
 
 
 def test_two_workers_in_one_generation_are_found(tmp_path: Path) -> None:
@@ -67,14 +69,14 @@ ORPHAN = Orphan("courier.sleeps-1", 1, 10 * SECOND)
 def test_an_orphan_is_late_by_the_time_in_which_somebody_could_have_gone_on(
     resumed: float, blows: list[tuple[str, int, int]], longest: float
 ) -> None:
-    seen = Seen(blows=[(what, begin * SECOND, end * SECOND) for what, begin, end in blows], orphans=[ORPHAN])
+    seen = ChaosSeen(blows=[(what, begin * SECOND, end * SECOND) for what, begin, end in blows], orphans=[ORPHAN])
     late, found = lateness([fact("session_woken", 1), fact("session_woken", resumed, 2)], seen)
     assert found == round(longest * SECOND)
     assert bool(late) == (longest > 2)
 
 
 def test_an_orphan_that_nobody_goes_on_with_is_found_unless_it_was_over() -> None:
-    seen = Seen(orphans=[ORPHAN])
+    seen = ChaosSeen(orphans=[ORPHAN])
     assert lateness([fact("session_woken", 1)], seen)[0] == [
         "Nobody went on with courier.sleeps-1 after its owner was gone."
     ]

@@ -9,7 +9,7 @@ import pytest
 from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
 from halter.journal.open import open_store
-from halter_drills.checker import Account, Fact, Found, Sums, check, found_at, paid
+from halter_drills.checker import Account, RecordedEvent, StoreContents, Sums, check, found_at, paid
 
 SESSION = ("session:s", "", "usd")
 LEG = ["session:s", "", "usd", 100]
@@ -19,11 +19,11 @@ class Journal:
     """Writes events as facts, one after the other, and keeps the tables as a faultless store would."""
 
     def __init__(self) -> None:
-        self.events: list[Fact] = []
+        self.events: list[RecordedEvent] = []
 
     def add(self, kind: str, /, *, stream: str = "session:s", generation: int = 1, **facts: Any) -> None:
         seq = 1 + sum(event.stream == stream for event in self.events)
-        self.events.append(Fact(stream, seq, kind, len(self.events), generation, facts))
+        self.events.append(RecordedEvent(stream, seq, kind, len(self.events), generation, facts))
 
     def started(self, call: str, amount: int, cap: int | None = 100) -> None:
         self.add("call_started", call=call, legs=[["session:s", "", "usd", cap, amount]])
@@ -33,9 +33,9 @@ class Journal:
 
     def found(
         self, sums: Sums, holds: dict[str, list[list[Any]]] | None = None, spends: dict[str, int] | None = None
-    ) -> Found:
+    ) -> StoreContents:
         heads = {event.stream: event.seq for event in self.events}
-        return Found(self.events, {SESSION: sums}, holds or {}, spends or {}, heads)
+        return StoreContents(self.events, {SESSION: sums}, holds or {}, spends or {}, heads)
 
 
 @pytest.fixture
@@ -147,14 +147,14 @@ def test_a_refusal_of_what_still_fits_what_is_unspent_is_named(journal: Journal)
 
 
 def test_a_gap_in_a_stream_is_named(journal: Journal) -> None:
-    journal.events.append(Fact("session:s", 3, "session_woken", 9, 1, {}))
+    journal.events.append(RecordedEvent("session:s", 3, "session_woken", 9, 1, {}))
     assert check(journal.found(Sums(0, 0, 0))) == [
         "The event 3 of session:s (session_woken) stands where number 2 of its stream belongs."
     ]
 
 
 def test_a_head_that_does_not_fit_its_stream_is_named(journal: Journal) -> None:
-    found = Found(journal.events, {}, {}, {}, {"session:s": 2})
+    found = StoreContents(journal.events, {}, {}, {}, {"session:s": 2})
     assert check(found) == ["The stream session:s ends with number 1, but its head says 2."]
 
 

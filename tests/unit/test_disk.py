@@ -11,9 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from halter_drills.disk import Deleted, Image, Log, Synced, Wrote, commits, images, write_out
-from halter_drills.recorder import Recorder, RecorderUnusable, sqlite_library
-from halter_drills.wal import committed, pages, parse
+from halter_drills.disk import (
+    Deleted,
+    Image,
+    Log,
+    Recorder,
+    RecorderUnusable,
+    Synced,
+    Wrote,
+    commits,
+    committed,
+    images,
+    pages,
+    parse,
+    sqlite_library,
+    write_out,
+)
 
 Rows = list[tuple[int, bytes]]
 COMMITS = 60

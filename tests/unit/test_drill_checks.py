@@ -5,18 +5,17 @@ import random
 from halter.core.clock import SECOND
 from halter.guard.families import FAMILIES
 from halter.guard.redact import Redactor
-from halter_drills import approval, effects, halt
-from halter_drills.agents import PERSON
+from halter_drills import approval, halt, kill
+from halter_drills.approval import FORGED, HONEST
 from halter_drills.canaries import KEYS, SPELLINGS, key, spelled, values
-from halter_drills.checker import Fact
-from halter_drills.effects import STEPS, Effect
-from halter_drills.forgeries import FORGED, HONEST
-from halter_drills.metronome import Late, Stall, told_apart
-from halter_drills.secrets import Channel, leaks, seen
+from halter_drills.checker import LateFinding, RecordedEvent, Stall, told_apart
+from halter_drills.kill import STEPS, PlayEffect
+from halter_drills.secrets import SearchedPlace, leaks, seen
 from halter_drills.stuck import KINDS, Mark
+from halter_drills.workload import PERSON
 
 HONESTLY = [f"0-{act.__name__}\tpay\t{order}" for act, order in HONEST.items()]
-DONE = [Effect(name, order, f"k{order}") for order, name in enumerate(STEPS, 1)]
+DONE = [PlayEffect(name, order, f"k{order}") for order, name in enumerate(STEPS, 1)]
 
 
 def test_what_ran_by_a_forged_approval_is_found_and_so_is_an_honest_one_that_did_not_run() -> None:
@@ -33,35 +32,35 @@ def test_every_forgery_says_what_it_does_in_words_of_its_own() -> None:
 
 
 def test_a_plain_write_that_was_done_twice_or_never_is_found() -> None:
-    assert effects.amiss(DONE) == []
-    assert effects.amiss([*DONE, DONE[2]]) == ["Step 3, a plain write, was done 2 times."]
-    assert effects.amiss(DONE[:-1]) == ["Step 7 (pay) was never done."]
+    assert kill.amiss(DONE) == []
+    assert kill.amiss([*DONE, DONE[2]]) == ["Step 3, a plain write, was done 2 times."]
+    assert kill.amiss(DONE[:-1]) == ["Step 7 (pay) was never done."]
 
 
 def test_an_idempotent_write_may_be_repeated_under_its_own_key_only() -> None:
-    assert effects.amiss([*DONE, DONE[1]]) == []
-    assert effects.amiss([*DONE, Effect("put", 2, "other")]) == [
+    assert kill.amiss([*DONE, DONE[1]]) == []
+    assert kill.amiss([*DONE, PlayEffect("put", 2, "other")]) == [
         "Step 2 (put) was repeated under another key: k2, other."
     ]
 
 
 def test_a_doubt_that_nobody_was_asked_about_is_found_and_so_is_a_needless_question() -> None:
-    assert effects.unasked([("c1", "pay"), ("c2", "put")], ["c1"]) == []
-    assert effects.unasked([("c1", "pay")], []) == ["The write c1 was in doubt, and nobody was asked about it."]
-    assert effects.unasked([("c2", "put")], ["c2"]) == ["A person was asked about c2, which was in no doubt."]
+    assert kill.unasked([("c1", "pay"), ("c2", "put")], ["c1"]) == []
+    assert kill.unasked([("c1", "pay")], []) == ["The write c1 was in doubt, and nobody was asked about it."]
+    assert kill.unasked([("c2", "put")], ["c2"]) == ["A person was asked about c2, which was in no doubt."]
 
 
-def told(kind: str, at: int, **facts: object) -> Fact:
-    return Fact("session:s", 1, kind, at, 1, facts)
+def told(kind: str, at: int, **facts: object) -> RecordedEvent:
+    return RecordedEvent("session:s", 1, kind, at, 1, facts)
 
 
 def test_what_begins_or_ends_a_second_after_a_halt_is_found() -> None:
     begun, settled = told("call_started", 0, call="c"), told("call_settled", SECOND // 2, call="c")
     ended = told("session_ended", SECOND // 2, state="HALTED", terminal_reason="external_halt")
     assert list(halt.late([begun, settled, ended], 0)) == []
-    assert list(halt.late([begun], 0)) == [Late("has no outcome of c.")]
+    assert list(halt.late([begun], 0)) == [LateFinding("has no outcome of c.")]
     later = told("call_settled", SECOND, call="c")
-    assert list(halt.late([begun, later], 0)) == [Late("had c under way until 1.00 s after the halt.", 0, 1)]
+    assert list(halt.late([begun, later], 0)) == [LateFinding("had c under way until 1.00 s after the halt.", 0, 1)]
     assert len(list(halt.late([told("call_started", 2 * SECOND, call="c"), settled], 0))) == 1
     assert list(halt.unended([ended])) == []
     assert list(halt.unended([])) == ["was never ended."]
@@ -69,12 +68,12 @@ def test_what_begins_or_ends_a_second_after_a_halt_is_found() -> None:
 
 
 def test_what_is_late_on_a_machine_that_was_too_busy_is_told_apart_from_a_violation() -> None:
-    late = Late("It was late.", since=0, by=SECOND // 10)
+    late = LateFinding("It was late.", since=0, by=SECOND // 10)
     assert told_apart([late], []) == (["It was late."], [])
     assert told_apart([late], [Stall(0, SECOND // 10)]) == ([], ["It was late."])
     assert told_apart([late], [Stall(5 * SECOND, 6 * SECOND)]) == (["It was late."], [])
-    assert told_apart([Late("Far too late.", 0, 3 * SECOND)], [Stall(0, SECOND // 10)])[1] == []
-    assert told_apart([Late("It never ended.")], [Stall(0, SECOND)]) == (["It never ended."], [])
+    assert told_apart([LateFinding("Far too late.", 0, 3 * SECOND)], [Stall(0, SECOND // 10)])[1] == []
+    assert told_apart([LateFinding("It never ended.")], [Stall(0, SECOND)]) == (["It never ended."], [])
 
 
 def test_an_act_that_is_marked_outside_a_second_after_a_halt_is_found() -> None:
@@ -105,16 +104,16 @@ def test_there_is_a_made_up_key_of_every_family_and_it_is_hidden() -> None:
     for family, form in KEYS:
         canary = key(random.Random(7), family, form)
         assert canary.secrets
-        assert seen([Channel("text", redactor.redact(f"it is {canary.text} indeed").encode())], [canary]) == []
+        assert seen([SearchedPlace("text", redactor.redact(f"it is {canary.text} indeed").encode())], [canary]) == []
 
 
 def test_a_secret_is_seen_in_every_spelling_and_also_a_part_of_it() -> None:
     for name, value in values(random.Random(3)).items():
         for spelling in SPELLINGS:
             canary = spelled(name, value, spelling)
-            assert len(seen([Channel("text", f"it is {canary.text}!".encode())], [canary])) == 1
-            assert len(seen([Channel("text", f"it is {canary.text[5:25]}".encode())], [canary])) == 1
-            assert seen([Channel("text", b"it is hidden")], [canary]) == []
+            assert len(seen([SearchedPlace("text", f"it is {canary.text}!".encode())], [canary])) == 1
+            assert len(seen([SearchedPlace("text", f"it is {canary.text[5:25]}".encode())], [canary])) == 1
+            assert seen([SearchedPlace("text", b"it is hidden")], [canary]) == []
 
 
 def test_secrets_are_let_out_by_every_way_in_every_spelling_and_first_of_all_not_plainly() -> None:

@@ -8,9 +8,10 @@ from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.pacing import Autonomy
 from halter.core.usage import Usage
 from halter.testing.fakes import ManualClock
-from halter_drills.checker import Fact
-from halter_drills.flood_bounds import (
-    Left,
+from halter_drills.checker import RecordedEvent
+from halter_drills.flood import (
+    Outside,
+    SessionRemains,
     most_within,
     not_at_rest,
     too_many_actions,
@@ -19,13 +20,12 @@ from halter_drills.flood_bounds import (
     wrong_charges,
     wrong_sleeps,
 )
-from halter_drills.runaways import Outside
 
 LIMITS = Autonomy()
 
 
-def fact(kind: str, at: int = 0, **facts: Any) -> Fact:
-    return Fact("session:flood-1", 1, kind, at, 1, facts)
+def fact(kind: str, at: int = 0, **facts: Any) -> RecordedEvent:
+    return RecordedEvent("session:flood-1", 1, kind, at, 1, facts)
 
 
 def outside(*asked: tuple[int, int]) -> Outside:
@@ -76,12 +76,12 @@ def test_every_answer_is_charged_what_it_cost(charged: int, found: int) -> None:
 @pytest.mark.parametrize(
     ("left", "found"),
     [
-        (Left([fact("session_ended", terminal_reason="idle_timeout")], "COMPLETED", None, True, 0, 0), 0),
-        (Left([], "COMPLETED", None, True, 0, 0), 1),
-        (Left([], "SLEEPING", 20, False, 0, 0), 0),
-        (Left([], "SLEEPING", 5, False, 0, 0), 1),
-        (Left([], "RUNNING", None, False, 0, 0), 1),
+        (SessionRemains([fact("session_ended", terminal_reason="idle_timeout")], "COMPLETED", None, True, 0, 0), 0),
+        (SessionRemains([], "COMPLETED", None, True, 0, 0), 1),
+        (SessionRemains([], "SLEEPING", 20, False, 0, 0), 0),
+        (SessionRemains([], "SLEEPING", 5, False, 0, 0), 1),
+        (SessionRemains([], "RUNNING", None, False, 0, 0), 1),
     ],
 )
-def test_at_the_end_it_is_over_for_a_reason_or_will_be_woken(left: Left, found: int) -> None:
+def test_at_the_end_it_is_over_for_a_reason_or_will_be_woken(left: SessionRemains, found: int) -> None:
     assert len(list(not_at_rest(left, 10))) == found

@@ -18,8 +18,7 @@ from halter.journal.verify import verify
 from halter.state.session import Session, replay
 from halter.testing.crash import Crash, Crashed, CrashingStore
 from halter.testing.fakes import ManualClock, SeededIds, seeded_salts
-from halter_drills.plan import BLOB_BYTES, child_of, plan, spends
-from halter_drills.workload import SessionTaken, Told, Workload
+from halter_drills.workload import BLOB_BYTES, SessionUnavailable, Told, Workload, child_of, plan, spends
 
 SESSION = "drill"
 STREAMS = (session_stream(SESSION), inbox_stream(SESSION), session_stream(child_of(SESSION)), FLEET)
@@ -136,7 +135,7 @@ async def test_a_session_that_somebody_else_works_on_is_left_to_them(bench: Benc
     with pytest.raises(Crashed):
         await bench.run(crash=Crash(4, "after"))
     await bench.store.beat(WorkerId("worker"))
-    with pytest.raises(SessionTaken, match=f"Session {SESSION} cannot be claimed"):
+    with pytest.raises(SessionUnavailable, match=f"Session {SESSION} cannot be claimed"):
         await bench.run("successor")
 
 

@@ -19,7 +19,7 @@ from halter.core.text import counted
 from halter_drills import DRILLS, find
 
 if TYPE_CHECKING:
-    from halter_drills.drill import Drill, Progress, Result, Setting
+    from halter_drills.drill import Drill, DrillResult, Progress, Setting
 
 ALL: Final = "all"
 MOST: Final = 1_000_000
@@ -33,7 +33,7 @@ class Done:
     """A drill that was run, and how long it took."""
 
     drill: "Drill"
-    result: "Result"
+    result: "DrillResult"
     seconds: float
 
     def line(self) -> str:
@@ -168,8 +168,7 @@ def _lacking() -> str:
 
 
 def _on(drills: Iterable["Drill"], setting: "Setting", console: Console, places: Iterator[str]) -> Generator[Done]:
-    from halter_drills.broken import in_words
-    from halter_drills.drill import kind_of
+    from halter_drills.drill import in_words, kind_of
 
     for each in drills:
         began = time.monotonic()
@@ -227,7 +226,7 @@ def _show(done: Sequence[Done]) -> None:
     answer_table("Drills", columns, rows, right="cases violations seconds")
 
 
-def _judge(results: Sequence["Result"], console: Console, *, teeth: bool) -> None:
+def _judge(results: Sequence["DrillResult"], console: Console, *, teeth: bool) -> None:
     """Say what it comes to, and leave with 1 if that is not what it should be."""
     found = [result for result in results if result.violations]
     if teeth:
