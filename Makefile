@@ -56,6 +56,7 @@ docs: setup
 
 pictures: setup system
 	HALTER_PICTURES=docs/pictures $(BIN)/python -m pytest -q tests/browser/test_demo.py
+	$(BIN)/python -m scripts.pictures
 
 bench: setup system
 	$(BIN)/python -m bench

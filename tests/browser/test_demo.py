@@ -77,9 +77,12 @@ def test_a_newcomer_opens_the_dashboard_sees_what_is_asked_and_answers_it(
     expect(asks).to_be_visible(timeout=PATIENCE)
     page.screenshot(path=pictures / "phone.png")
 
+    page.emulate_media(color_scheme="light")
     page.set_viewport_size({"width": 1280, "height": 800})
     page.get_by_role("button", name="Approve").click()
     expect(asks).to_have_count(0, timeout=PATIENCE)
+    expect(page.get_by_text(re.compile("Approved: delete_file"))).to_be_visible(timeout=PATIENCE)
+    page.screenshot(path=pictures / "approved.png", animations="disabled")
     until(lambda: not (demo_of(ada) / "night-watch" / "temp" / LEFTOVER).exists())
     assert complaints == []
     assert all(picture.stat().st_size > 10_000 for picture in pictures.iterdir())

@@ -1,6 +1,7 @@
 """The worst night: what a plain loop pays, what Halter pays, and that both are worked out and not made up."""
 
 import functools
+from html import unescape
 from pathlib import Path
 
 import msgspec
@@ -145,5 +146,7 @@ def test_the_pages_about_the_demo_show_what_it_really_says(
     monkeypatch.setenv("COLUMNS", "100")
     conclude(night([told(once(name)[0]) for name in NAMES]))
     said = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
-    for page in ("docs/demo.md", "README.md"):
-        assert f"```text\n{said}\n```" in (Path(__file__).parents[2] / page).read_text("utf-8")
+    docs = Path(__file__).parents[2] / "docs"
+    assert f"```text\n{said}\n```" in (docs / "demo.md").read_text("utf-8")
+    picture = (docs / "pictures" / "terminal.svg").read_text("utf-8")
+    assert all(line in unescape(picture) for line in said.splitlines()[-1:]), "make pictures"

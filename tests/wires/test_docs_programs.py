@@ -12,7 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "programs.md").read_text("utf-8")
-FIRST = re.search(r"## In Python\n+```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+README = (ROOT / "README.md").read_text("utf-8")
+FIRST = re.search(r"## In Python\n+```python\n(.*?)```", README, re.DOTALL)
+BESIDE = re.search(r"```python\n([^`]*import Agent, RunContext.*?)```", README, re.DOTALL)
 EXAMPLES = dict(re.findall(r"^## ([^\n]+)\n+```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
 OWN = re.search(r"## (Tests of your own agents)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
 
@@ -65,6 +67,18 @@ async def test_the_first_example_of_all_does_what_it_says(provider: Any, tmp_pat
         provider.then()
     said = await ran(FIRST[1], tmp_path, f"http://127.0.0.1:{provider.port}")
     assert said == "Yes, it rains. 0.000984\n", "a model that a server on this machine passes on costs its price"
+
+
+async def test_the_guard_goes_around_the_tools_of_another_framework(provider: Any, tmp_path: Path) -> None:
+    assert BESIDE is not None
+    for reply in (calls("send", '{"to":"Ada","text":"Thank you."}'), says("I thanked her.")):
+        reply(provider)
+        provider.then()
+    audit = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'halter', 'audit', '--store', 'runs.db'])"
+    address = f"http://127.0.0.1:{provider.port}"
+    assert await ran(BESIDE[1], tmp_path, address) == "I thanked her.\n"
+    assert "sent to Ada" in str(provider.asked[-1].body)
+    assert "send_letter" in await ran(audit, tmp_path)
 
 
 async def test_an_agent_can_be_tested_without_a_provider(tmp_path: Path) -> None:
