@@ -30,7 +30,7 @@ from halter.app.program import Held, Program, ProgramOptions, document, secrets_
 from halter.app.protected import hold, protected_for
 from halter.app.result import Result, final_answer, result_of
 from halter.app.speaking import Speaking
-from halter.app.talking import attend, begin, reopen, say
+from halter.app.talking import begin, claim_session, reopen, say
 from halter.app.thinking import models_of
 from halter.brain.loop import NOBODY, Watching
 from halter.brain.session_runtime import Waits
@@ -185,7 +185,8 @@ class Agent(Program[Speaking]):
         speaking = msgspec.structs.replace(speaking, agent=_given(agent, deps))
         answer = None if output_type is None else answer_tool(output_type)
         waits = self._said_of.get("waits", _nobody)
-        came, loop = await attend(speaking, session, watching=watching, waits=waits, answer=answer)
+        claimed = await claim_session(speaking, session, watching=watching, waits=waits, answer=answer)
+        came, loop = await claimed.conversation.attend(), claimed.loop
         made = receipt(await whole(speaking.store, session_stream(session)))
         result = result_of(came, loop, made)
         if output_type is None:

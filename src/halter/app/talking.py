@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from halter.app.attending import attending, autonomous_of
+from halter.app.attending import Attending, attending, autonomous_of
 from halter.app.speaking import Speaking
 from halter.app.tasking import given
 from halter.brain.loop import NOBODY, Loop, Watching
@@ -132,7 +132,20 @@ async def attend(
     waits: Waits = lambda _, __: None,
     answer: Tool | None = None,
 ) -> tuple[Came, Loop]:
-    """Take a session from where it stands to its next rest or its end.
+    """Take a session from where it stands to its next rest or its end."""
+    made = await claim_session(speaking, session, watching=watching, waits=waits, answer=answer)
+    return await made.conversation.attend(), made.loop
+
+
+async def claim_session(
+    speaking: Speaking,
+    session: str,
+    *,
+    watching: Watching = NOBODY,
+    waits: Waits = lambda _, __: None,
+    answer: Tool | None = None,
+) -> Attending:
+    """Take the lease of a session, and put together what gives it its turns.
 
     With an `answer`, a tool, the session ends when the model has called it.
     """
@@ -142,8 +155,7 @@ async def attend(
             f"Session {session} is over ({row.state}, {row.terminal_reason}): resume it, if it may go on."
         )
     lease = await _lease(speaking, session)
-    made = await attending(speaking, row, lease, watching=watching, waits=waits, answer=answer)
-    return await made.conversation.attend(), made.loop
+    return await attending(speaking, row, lease, watching=watching, waits=waits, answer=answer)
 
 
 async def _lease(speaking: Speaking, session: str) -> Lease:

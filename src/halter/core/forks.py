@@ -22,37 +22,46 @@ LONGEST_WAIT: Final = 1.0
 
 
 class ForkLock:
-    """A lock that no thread holds while the process forks. Nothing else may be waited for under it."""
+    """A lock that no thread holds while the process forks. Nothing else may be waited for under it.
 
-    __slots__ = ("__weakref__", "_lock")
+    What runs for every statement takes the plain `lock`, after a look at `FORKING`.
+    """
+
+    __slots__ = ("__weakref__", "lock")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        with _FORKING:
+        self.lock = threading.Lock()
+        with FORKING:
             _LOCKS[next(_NUMBERS)] = self
 
     def __enter__(self) -> None:
-        # A fork that waits goes first: a thread that lets go only to take the lock again would keep it waiting.
-        if _FORKING.locked():
-            with _FORKING:
-                pass
-        self._lock.acquire()
+        if FORKING.locked():
+            let_fork_pass()
+        self.lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.lock.release()
 
     def take(self, seconds: float) -> bool:
         """Take the lock for a fork, if it gets free in time."""
-        return self._lock.acquire(timeout=seconds)
+        return self.lock.acquire(timeout=seconds)
 
     def let_go(self) -> None:
         """Give the lock back after a fork, in the process and in its copy."""
-        self._lock.release()
+        self.lock.release()
 
 
-_FORKING: Final = threading.Lock()
+FORKING: Final = threading.Lock()
+"""Held while the process forks, or waits to."""
+
 _LOCKS: Final = WeakValueDictionary[int, ForkLock]()
 _NUMBERS: Final = itertools.count()
+
+
+def let_fork_pass() -> None:
+    """Wait for a fork that waits: a thread that lets go only to take its lock again would keep it waiting."""
+    with FORKING:
+        pass
 
 
 def fork() -> int:
@@ -60,7 +69,7 @@ def fork() -> int:
 
     In the copy all signals are blocked until it has handlers of its own.
     """
-    with _FORKING, _all_free(), _no_signal(), _unwarned():
+    with FORKING, _all_free(), _no_signal(), _unwarned():
         return os.fork()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from halter.core.errors import StoreUnusable
-from halter.core.forks import ForkLock
+from halter.core.forks import FORKING, ForkLock, let_fork_pass
 
 PAGE_BYTES: Final = 2048
 """SQLite writes whole pages: with small ones, a lone step writes half as much as with the usual 4096."""
@@ -88,11 +88,15 @@ class Connection(sqlite3.Connection):
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Run a statement up to its first row."""
-        return Cursor(self).execute(sql, parameters)
+        cursor = self.cursor(Cursor)
+        if FORKING.locked():
+            let_fork_pass()
+        with self.inside.lock:
+            return sqlite3.Cursor.execute(cursor, sql, parameters)
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
         """Run a statement for each of the parameters."""
-        return Cursor(self).executemany(sql, parameters)
+        return self.cursor(Cursor).executemany(sql, parameters)
 
     def close(self) -> None:
         """Close the file."""
@@ -103,29 +107,31 @@ class Connection(sqlite3.Connection):
 class Cursor(sqlite3.Cursor):
     """A cursor whose every step is taken under the lock of its connection."""
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
-        self._inside = connection.inside
+    connection: Connection  # pyright: ignore[reportIncompatibleMethodOverride]  no other connection makes one
 
     def execute(self, sql: str, parameters: Any = (), /) -> Self:
         """Run a statement up to its first row."""
-        with self._inside:
+        with self.connection.inside:
             return super().execute(sql, parameters)
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> Self:
         """Run a statement for each of the parameters."""
-        with self._inside:
+        with self.connection.inside:
             return super().executemany(sql, parameters)
 
     def fetchone(self) -> Any:
         """Take one row."""
-        with self._inside:
-            return super().fetchone()
+        if FORKING.locked():
+            let_fork_pass()
+        with self.connection.inside.lock:
+            return sqlite3.Cursor.fetchone(self)
 
     def fetchall(self) -> list[Any]:
         """Take all rows that are left."""
-        with self._inside:
-            return super().fetchall()
+        if FORKING.locked():
+            let_fork_pass()
+        with self.connection.inside.lock:
+            return sqlite3.Cursor.fetchall(self)
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  all rows, in one go
         return iter(self.fetchall())

@@ -177,51 +177,43 @@ class _Journal:
         self._writer.shutdown()
 
     def _run(self, writes: Sequence[Write], *, wait: bool = True) -> list[Answer]:
-        """Commit several writes in one transaction, each as if it were alone, and tell the observers."""
+        """Commit several writes in one transaction, each as if it were alone, and tell the observers.
+
+        A lost lease is the answer of its own write; any other error undoes all of them.
+        """
         if not self._writing_now.acquire(blocking=wait):
             raise Busy
+        engine, every, refused = self.engine, [each for write in writes for each in in_order(write)], False
         try:
-            answers = self._committed(writes, wait=wait)
+            for _ in range(DECISIONS):
+                engine.begin(wait=wait)
+                try:
+                    loaded = engine.load(declared(every))
+                    earlier = dict(engine.committed([write.key for write in every]))
+                    rows = WorkingSet(loaded, engine.now())
+                    answers = [_answer(write, earlier, rows, self._applier, self._salt) for write in writes]
+                    changes = rows.changes()
+                    if changes.events:
+                        engine.save(changes)
+                    engine.commit()
+                    break
+                except BaseException as error:
+                    engine.rollback()
+                    # A row that another process inserted meanwhile can make a decision that fits no row: look again.
+                    if not isinstance(error, Conflict) and (refused or not isinstance(error, RowRefused)):
+                        raise
+                    refused = refused or isinstance(error, RowRefused)
+            else:
+                message = (
+                    f"{DECISIONS} attempts to commit met rows that others had just inserted; it may be tried again."
+                )
+                raise StoreUnavailable(message)
         finally:
             self._writing_now.release()
-        if self.observers:
-            fresh = [event for answer in answers if isinstance(answer, Committed) for event in answer.fresh()]
-            for observer in self.observers if fresh else ():
-                observer.saw(fresh)
+        fresh = [event for each in answers if isinstance(each, Committed) for event in each.fresh()]
+        for observer in self.observers if fresh else ():
+            observer.saw(fresh)
         return answers
-
-    def _committed(self, writes: Sequence[Write], *, wait: bool) -> list[Answer]:
-        """Load, decide, save and commit. A lost lease is the answer of its own write; any other error undoes all."""
-        engine, refused = self.engine, False
-        every = [each for write in writes for each in in_order(write)]
-        for _ in range(DECISIONS):
-            engine.begin(wait=wait)
-            done = False
-            try:
-                loaded = engine.load(declared(every))
-                earlier = dict(engine.committed([write.key for write in every]))
-                rows = WorkingSet(loaded, engine.now())
-                answers = [_answer(write, earlier, rows, self._applier, self._salt) for write in writes]
-                changes = rows.changes()
-                if changes.events:
-                    engine.save(changes)
-                engine.commit()
-                done = True
-            except Conflict:
-                continue
-            except RowRefused:
-                # A row that another process inserted meanwhile can make a decision that fits no row: look again.
-                if refused:
-                    raise
-                refused = True
-                continue
-            finally:
-                if not done:
-                    engine.rollback()
-            return answers
-        raise StoreUnavailable(
-            f"{DECISIONS} attempts to commit met rows that others had just inserted; it may be tried again."
-        )
 
     def _set_timer(self, observer: Observer) -> None:
         later = asyncio.get_running_loop().call_later
