@@ -325,7 +325,7 @@ async def called(server: Server, tell: Callable[[str], None]) -> Answer:
     """Make one call in a process that does not wait for locks as long as others do."""
     clock = Impatient()
     ids = SortableIds(clock.now)
-    store = JournalStore(PostgresEngine(server.url, new_id=ids.new, patience="20ms"))
+    store = JournalStore(PostgresEngine(server.url, new_id=ids.new, patience="500ms"))
     settings = read_settings({}, server.home, server.url)
     app = App(settings, clock, ids, store, cast("Any", None), Purse(store, clock), {}, Trouble(tell))
     await store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
