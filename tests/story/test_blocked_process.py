@@ -12,6 +12,7 @@ from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
 from halter.guard.halts import halt
 from halter.journal.open import open_store
+from tests.processes import gone
 
 AGENT = "name: desk\n"
 TOOLS = '''
@@ -98,21 +99,6 @@ class Place:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     url = str(tmp_path / "halter.db") if request.param == "sqlite" else request.getfixturevalue("postgres_schema_url")
     return Place(tmp_path, url)
-
-
-async def gone(*family: int) -> None:
-    """Wait for what was killed to be gone, which the system does in its own time."""
-    async with asyncio.timeout(60):
-        while any(runs(pid) for pid in family):  # noqa: ASYNC110  nobody else tells
-            await asyncio.sleep(0.01)
-
-
-def runs(pid: int) -> bool:
-    """Tell whether a process runs; one that nobody has reaped yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def children(pid: int) -> list[int]:

@@ -26,6 +26,7 @@ from halter.journal.sqlite_file import open_connection
 from halter.testing.seedloop import SeedLoop, run
 from halter.tools.arguments import Deps
 from halter.tools.tool import FunctionTool, tool
+from tests.processes import gone, runs
 
 CATASTROPHE = re.compile(r"(a+)+$")
 ENDLESS = "a" * 60 + "b"
@@ -39,21 +40,6 @@ async def ran(subject: FunctionTool, **arguments: Any) -> str:
     checked = subject.validate(json.dumps(arguments).encode())
     assert isinstance(checked, Valid), checked
     return (await subject.run(checked, permit())).text
-
-
-async def gone(*family: int) -> None:
-    """Wait for what was killed to be gone, which the system does in its own time."""
-    async with asyncio.timeout(30):
-        while any(runs(pid) for pid in family):  # noqa: ASYNC110  nobody else tells
-            await asyncio.sleep(0.01)
-
-
-def runs(pid: int) -> bool:
-    """Tell whether a process runs; one that nobody has reaped yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @tool

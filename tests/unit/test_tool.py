@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +30,7 @@ from halter.core.tools import (
 )
 from halter.tools.arguments import CallKey
 from halter.tools.tool import FunctionTool, spec_from_hints, tool
+from tests.processes import gone
 
 
 def permit(**secrets: str) -> Permit:
@@ -398,22 +399,7 @@ async def test_an_isolated_function_is_killed_with_its_children(tmp_path: Path) 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await gone(family)
-
-
-async def gone(family: Sequence[int]) -> None:
-    """Wait for what was killed to be gone, which the system does in its own time."""
-    async with asyncio.timeout(10):
-        while any(runs(pid) for pid in family):  # noqa: ASYNC110  nobody else tells
-            await asyncio.sleep(0)
-
-
-def runs(pid: int) -> bool:
-    """Tell whether a process runs; one that nobody has reaped yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    await gone(*family)
 
 
 @pytest.mark.parametrize(
