@@ -65,7 +65,7 @@ def later(place: str, name: str, prepare: "Callable[[str, Command], Command]") -
 
 
 def _command(name: str, found: Callable[..., Any]) -> "Command":
-    if found.__name__ == "build":
+    if found.__name__.startswith("build"):
         command = typer.main.get_group(found())
     else:
         alone = typer.Typer(add_completion=False)

@@ -194,8 +194,17 @@ async def _stream(
         yield ServerSentEvent(raw_data=msgspec.json.encode({"name": "gap", "sentence": ANEW}).decode(), event="gap")
     async with aclosing(hear(desk, feed, start.listening, start.number)) as items:
         async for item in items:
-            name = item.name if isinstance(item, Told) else type(item).__name__.lower()
-            yield ServerSentEvent(raw_data=text_of(item), event=name, id=_id(feed, start, seen, item))
+            yield ServerSentEvent(raw_data=text_of(item), event=_name(item), id=_id(feed, start, seen, item))
+
+
+def _name(item: Heard) -> str:
+    match item:
+        case Told():
+            return item.name
+        case Here():
+            return "here"
+        case Gap():
+            return "gap"
 
 
 def _id(feed: Feed, start: Start, seen: dict[str, int], item: Heard) -> str | None:
