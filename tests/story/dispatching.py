@@ -6,19 +6,18 @@ which passes the contract suite of the real one.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from halter.app.working import Dispatch, Manner, embedded
-from halter.core.clock import MINUTE, SECOND
+from halter.app.working import Dispatch, Manner
+from halter.core.clock import MINUTE
 from halter.core.ports import Agents
 from halter.dispatch.distributed import CONCURRENCY, Distributed
 from halter.dispatch.embedded import Embedded
 from halter.dispatch.sessions import Sessions
+from halter.testing.fleet import HEARTBEAT, quiet_manner
 from halter.testing.queue import LocalQueue, Tickets
 from halter.testing.world import World
 
-HEARTBEAT = 14 * SECOND
 CHOICE = "HALTER_TEST_DISPATCHER"
 
 _tickets: WeakKeyDictionary[World, Tickets] = WeakKeyDictionary()
@@ -34,13 +33,9 @@ def tickets_of(world: World) -> Tickets:
 
 
 def manner_of(world: World) -> Manner:
-    """How processes of a world run agents.
-
-    Nothing happens at most of their ticks, so there are fewer than in real life: a heartbeat just before a lease would
-    run out, and a look without a hint each minute.
-    """
+    """How processes of a world run agents."""
     if not distributed():
-        return replace(embedded(), heartbeat=HEARTBEAT, polling_interval=MINUTE)
+        return quiet_manner()
 
     def dispatch(sessions: Sessions, agents: Callable[[], Agents], versions: Mapping[str, str]) -> Dispatch:
         return Distributed(sessions, agents, LocalQueue(tickets_of(world), versions))

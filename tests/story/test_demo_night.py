@@ -19,6 +19,8 @@ from halter.demo.night import EVENING, Bill, Frame, Lived, lived
 from halter.demo.provider import MODEL, price, tokens
 from halter.demo.scenes import INVOICES, REPORTS, SCENES, handbook
 
+pytestmark = pytest.mark.xdist_group("demo night")
+
 NAMES = [scene.name for scene in SCENES]
 STUCK, IDLE, PARALLEL = SCENES
 

@@ -20,9 +20,10 @@ from halter.dispatch.distributed import Distributed
 from halter.dispatch.sessions import Sessions, quarantine
 from halter.dispatch.tending import tended
 from halter.state import life
+from halter.testing.fleet import HEARTBEAT
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
-from tests.story.dispatching import HEARTBEAT, dispatcher
+from tests.story.dispatching import dispatcher
 
 pytestmark = pytest.mark.both_dispatchers
 

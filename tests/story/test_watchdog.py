@@ -32,10 +32,11 @@ from halter.guard.request import TIMEOUT
 from halter.state import life
 from halter.state.receipt import receipt
 from halter.state.session import InFlight
+from halter.testing.fleet import HEARTBEAT
 from halter.testing.holds import HoldTaken, hold
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
-from tests.story.dispatching import HEARTBEAT, dispatcher
+from tests.story.dispatching import dispatcher
 from tests.story.tasks import Office, paper, watch
 from tests.story.test_autonomy import DESK, PRICES, sleep
 

@@ -12,15 +12,18 @@ async def test_a_night(world, tmp_path):
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from halter.app.agent import trust_of
 from halter.app.opened import App
 from halter.app.policy import unbound
 from halter.app.up import Up
+from halter.app.working import Manner, embedded
 from halter.config.trust import folder_digest
+from halter.core.clock import MINUTE, SECOND
 from halter.core.ids import session_stream
 from halter.core.vocabulary import Verdict
 from halter.guard.approvals import Open, decide, needs_you
@@ -30,6 +33,13 @@ from halter.testing.world import World
 
 PERSON = "ada"
 """Who trusts the folders of a test, and decides in it."""
+HEARTBEAT: Final = 14 * SECOND
+"""Just before a lease runs out."""
+
+
+def quiet_manner() -> Manner:
+    """Dispatch with few idle ticks: in virtual time they are all that a quiet hour costs."""
+    return replace(embedded(), heartbeat=HEARTBEAT, polling_interval=MINUTE)
 
 
 class Fleet:
@@ -52,7 +62,7 @@ class Fleet:
         places = [Path(folder) for folder in folders]
         for place in places:
             trust_of(self._settings).trust(place, folder_digest(place), PERSON, self.world.now)
-        up = Up(self._app(), self._hear, _ignore, random.Random(self.world.seed))
+        up = Up(self._app(), self._hear, _ignore, random.Random(self.world.seed), manner=quiet_manner())
         return self.world.spawn(up.run(places))
 
     async def receipt(self, session: str) -> Receipt:
