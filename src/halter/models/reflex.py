@@ -150,6 +150,7 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={
 
 
 _KEYS: Final = listed(_Written.__struct_encode_fields__)
+_CALL: Final = "a call is written `call: {tool: NAME, arguments: {KEY: VALUE}}`"
 
 
 def reflex_from(value: Any, where: Where, name: ModelName = REFLEX) -> Reflex:
@@ -165,7 +166,7 @@ def _rule(value: Any, index: int, where: Where) -> Rule:
         written = msgspec.convert(value, _Written)
     except msgspec.ValidationError as error:
         what, path = understood(str(error))
-        raise ConfigError(f"{where((index, *path))}: {what}. A rule is made of {_KEYS}.") from None
+        raise ConfigError(f"{where((index, *path))}: {what}. A rule is made of {_KEYS}; {_CALL}.") from None
     if written.call is not None and written.calls:
         raise ConfigError(f"{where((index, 'call'))}: a rule has `call` for one call or `calls` for several, not both.")
     calls = _calls(written, index, where)
