@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import msgspec
 
@@ -21,8 +21,8 @@ from halter.cli.keyboard import Keyboard, TerminalDevice, ask_freshly
 from halter.core.clock import MINUTE, SECOND, Clock, SystemClock
 from halter.core.events import DecisionMade, RuleMade
 from halter.core.ids import FLEET, WorkerId, inbox_stream
-from halter.core.ports import Committed, Decide, Draft, Lease, Query, Rows, Store, Write
-from halter.core.row import R
+from halter.core.ports import Committed, Decide, Draft, Lease, Query, Store, Write
+from halter.core.row import Row
 from halter.core.rows import DecisionRow, RuleRow
 from halter.core.spec import Resolved
 from halter.core.tools import Tool
@@ -36,7 +36,7 @@ from halter.guard.rules import Each, Same, written
 from halter.testing.relay import Relay
 from halter.tools.tool import tool
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, connection, in_memory, own_store, result
-from halter_drills.faults import Hand
+from halter_drills.faults import AlteredRows, Hand
 from halter_drills.workload import PERSON, begun, doors, policy_of, standing_of
 
 # What somebody might try with an approval, and what an honest person does with one: each with a session of its own.
@@ -88,14 +88,12 @@ class ApprovalDesk:
     """What reads a terminal."""
 
     def call(self, order: str = WRITTEN, *, amount: int = 7, using: str = "pay", number: int = 1) -> Call:
-        """Word a call."""
         arguments = {"desk": self.name, "order": order, "amount": amount}
         return Call(f"{self.lease.session}.{number}", using, msgspec.json.encode(arguments))
 
     async def tries(
         self, call: Call, attempt: int = 1, *, policy: Resolved | None = None, lease: Lease | None = None
     ) -> None:
-        """Take a call to the guard; whether it ran is counted elsewhere."""
         lease = lease or self.lease
         standing = standing_of(lease.session, policy or self.policy)
         await self.gatehouse.call(lease, standing, call, self.tools, attempt)
@@ -106,17 +104,14 @@ class ApprovalDesk:
         return next(one for one in await needs_you(self.store) if one.decision == f"{call.id}/approval")
 
     async def says(self, asked: Open, verdict: Verdict = "approve", by: str = PERSON) -> None:
-        """Answer as a person does."""
         await self.store.commit(decide(asked, verdict, by, f"{asked.decision}/{verdict}/{by}"))
 
     async def approved(self) -> Call:
-        """Let a person say yes to the usual call."""
         call = self.call()
         await self.says(await self.asks(call))
         return call
 
     async def ruled(self, scope: RuleScope = "session", *, lasting: int = MINUTE, amount: int = 7) -> str:
-        """Let a person say "always" to the usual call."""
         asked = await self.asks(self.call(amount=amount))
         rule = Rule(id=f"{self.name}/rule", matcher=Same(asked.same), keys=("order",), scope=scope, expires_in=lasting)
         await self.store.commit(always(asked, rule, PERSON, f"{asked.decision}/always"))
@@ -213,7 +208,6 @@ async def typed_before_the_question(desk: ApprovalDesk) -> None:
 
 
 def _say_no(person: int) -> None:
-    """Type a no at a terminal as soon as it shows the question."""
     seen = b""
     while QUESTION.encode() not in seen:
         seen += os.read(person, 1000)
@@ -365,28 +359,11 @@ HONEST: Final[Mapping[Act, str]] = {
 """What runs exactly once, and with which order; the first use of an approval that is used again is honest."""
 
 FORGED: Final[tuple[Act, ...]] = (
-    one_byte_changed,
-    policy_changed,
-    another_tool,
-    another_session,
-    denied,
-    typed_before_the_question,
-    used_too_late,
-    given_too_late,
-    said_by_the_agent,
-    forged_by_the_agent,
-    forged_by_nobody,
-    forged_with_another_digest,
-    edit_tampered_with,
-    rule_expired,
-    rule_ended,
-    rule_of_another_session,
-    rule_of_another_agent,
-    rule_for_another_tool,
-    rule_for_other_arguments,
-    rule_for_a_shorter_command,
-    rule_for_a_critical_call,
-    rule_forged_by_the_agent,
+    *(one_byte_changed, policy_changed, another_tool, another_session, denied, typed_before_the_question),
+    *(used_too_late, given_too_late, said_by_the_agent, forged_by_the_agent, forged_by_nobody),
+    *(forged_with_another_digest, edit_tampered_with, rule_expired, rule_ended, rule_of_another_session),
+    *(rule_of_another_agent, rule_for_another_tool, rule_for_other_arguments, rule_for_a_shorter_command),
+    *(rule_for_a_critical_call, rule_forged_by_the_agent),
 )
 """What must never run."""
 
@@ -399,39 +376,20 @@ WORKER: Final = WorkerId("drill")
 ACTS: Final[Sequence[Act]] = (*HONEST, *FORGED)
 
 
-class Agreeable:
-    """Rows in which every decision is about whatever is asked, and says yes to it."""
-
-    def __init__(self, rows: Rows, need: Approval) -> None:
-        self._rows = rows
-        self._need = need
-
-    @property
-    def now(self) -> int:
-        """The store's time."""
-        return self._rows.now
-
-    def get(self, kind: type[R], *key: Any) -> R | None:
-        """Return a row as it is; of a decision, one that agrees."""
-        row = self._rows.get(kind, *key)
-        return cast("R", self._agreeing(row)) if isinstance(row, DecisionRow) else row
-
-    def _agreeing(self, row: DecisionRow) -> DecisionRow:
-        need = self._need
-        agreed = edit_digest(need.digest, need.edited) if row.verdict == "edit" or need.edited else need.digest
-        return msgspec.structs.replace(row, digest=need.digest, decided_digest=agreed)
+def _agreeing(row: DecisionRow, need: Approval) -> DecisionRow:
+    """Make a decision one about whatever is asked, that says yes to it."""
+    agreed = edit_digest(need.digest, need.edited) if row.verdict == "edit" or need.edited else need.digest
+    return msgspec.structs.replace(row, digest=need.digest, decided_digest=agreed)
 
 
 class Gullible(Relay):
     """A store behind which every digest is as it should be and every rule fits: as if nobody compared anything."""
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
-        """Answer; a rule is shown as one that fits whatever arguments there are."""
         rows = await self._store.ask(query)
         return [cast("T", _loosened(row)) if isinstance(row, RuleRow) else row for row in rows]
 
     async def commit(self, write: Write) -> Committed:
-        """Show the judge rows that agree with what it asks about."""
         asked = _judged(write)
         if asked is not None and (need := asked.approval) is not None:
             write = msgspec.structs.replace(write, decide=_gullibly(asked, need))
@@ -451,7 +409,10 @@ def _loosened(row: RuleRow) -> RuleRow:
 
 
 def _gullibly(asked: Asked, need: Approval) -> Decide:
-    return lambda rows: judge(asked, Agreeable(rows, need))
+    def agree(row: Row | None) -> Row | None:
+        return _agreeing(row, need) if isinstance(row, DecisionRow) else row
+
+    return lambda rows: judge(asked, AlteredRows(rows, agree))
 
 
 def _judged(write: Write) -> Asked | None:
@@ -461,7 +422,6 @@ def _judged(write: Write) -> Asked | None:
 
 
 def run(setting: Setting) -> DrillResult:
-    """Try everything, each act with a session of its own and all of them side by side, as many rounds as are wanted."""
     rounds = setting.seeds or ROUNDS
     violations: list[str] = []
     with own_store(in_memory(setting)) as ground:

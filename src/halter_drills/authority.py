@@ -9,9 +9,10 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from halter.app.agent import assembled
 from halter.app.opened import App, open_app
@@ -41,8 +42,7 @@ MADE_OF: Final = ("clerk", "scout", "settings", "target")
 Happens = Callable[[Path], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """One way to try it: a root, and what happens to the disk once the agent is loaded. `honest` ones must work."""
 
     name: str
@@ -95,7 +95,6 @@ ATTEMPTS: Final = (
 
 
 def run(setting: Setting) -> DrillResult:
-    """Try everything, each with an agent of its own."""
     rounds, violations = setting.seeds or ROUNDS, list[str]()
     cases = [attempt for _ in range(rounds) for attempt in ATTEMPTS]
     with own_store(setting) as ground:
@@ -135,7 +134,6 @@ async def _acted(app: App, home: Path, attempt: Attempt, protects: Protects) -> 
 
 
 def amiss(home: Path, attempt: Attempt, before: Mapping[str, bytes]) -> list[str]:
-    """Compare what an agent is made of with what it was."""
     now, told = seen(home), f"{attempt.name}:"
     wrong = [
         f"{told} {path} was changed."
@@ -192,7 +190,6 @@ def _furnish(ground: Ground, home: Path, attempt: Attempt) -> Settings:
 
 
 def _calls() -> list[dict[str, object]]:
-    """Word what the model asks for: to write each target."""
     return [{"calls": [{"tool": "write_file", "arguments": {"path": path, "text": RAISED}}]} for path in TARGETS]
 
 

@@ -117,7 +117,6 @@ class BillingProvider:
         self._cases = cases
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection, one request after the other."""
         try:
             while await self._one(reader, writer):
                 pass
@@ -204,7 +203,6 @@ def _refusal(case: BillingCase) -> dict[str, Any]:
 
 
 def events(wire: WireFormat, reports: Reports) -> list[bytes]:
-    """List the events of a whole stream."""
     return [_sse(event) for event in _EVENTS[wire](reports)]
 
 
@@ -391,14 +389,12 @@ def _refusals(wire: WireFormat) -> Iterator[BillingCase]:
 
 
 def run(setting: Setting) -> DrillResult:
-    """Ask for everything, as many rounds as are wanted."""
     if lacking():
         raise ConfigError(lacking())
     return run_cases(setting, planned(setting.seeds or 1))
 
 
 def run_cases(setting: Setting, cases: Sequence[BillingCase]) -> DrillResult:
-    """Ask for each case, and compare the two books."""
     with own_store(in_memory(setting)) as ground, children(__name__) as started:
         setting.progress(0, len(cases), "a provider begins to serve")
         providing = started.start(biller, cases)
@@ -414,7 +410,6 @@ def run_cases(setting: Setting, cases: Sequence[BillingCase]) -> DrillResult:
 
 
 async def _ask(ground: Ground, cases: Sequence[BillingCase], port: int, *, teeth: bool) -> None:
-    """Ask for each case through the real doors."""
     store, clock = ground.open(), SystemClock()
     plain, cached, written = PRICE
     own = {"paid": Price(plain, written, cache_read=cached)}
@@ -445,7 +440,6 @@ class _Desk:
         self._made: dict[tuple[str, int], Wire] = {}
 
     def model(self, case: BillingCase) -> Wire:
-        """Reach a model at an address of this machine."""
         port = self._ports.get(case.act, self._port)
         known = self._made.get((case.model, port))
         if known is None:
@@ -455,7 +449,6 @@ class _Desk:
         return known
 
     async def ask_all(self, lease: Lease, standing: Standing, cases: Sequence[BillingCase]) -> None:
-        """Ask for each case, some of them side by side."""
         limit = asyncio.Semaphore(TOGETHER)
 
         async def ask(case: BillingCase) -> None:
@@ -467,7 +460,6 @@ class _Desk:
                 asking.create_task(ask(case))
 
     async def close(self) -> None:
-        """Let go of all connections."""
         for model in self._made.values():
             await model.aclose()
 
@@ -487,7 +479,6 @@ def _id(case: BillingCase) -> str:
 
 
 def compared(cases: Sequence[BillingCase], ledger: Mapping[int, int], found: StoreContents) -> list[str]:
-    """Compare the provider's ledger with the store, case by case."""
     settled = {event.facts["request"] for event in found.events if event.kind == "request_settled"}
     wrong: list[str] = []
     for case in cases:
@@ -505,7 +496,6 @@ def compared(cases: Sequence[BillingCase], ledger: Mapping[int, int], found: Sto
 
 
 def lacking() -> str:
-    """Say what this drill needs that is not installed."""
     return "" if is_installed("pydantic_ai") and is_installed("openai") else needs("models", "The drill billing")
 
 

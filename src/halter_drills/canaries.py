@@ -236,7 +236,6 @@ def values(chance: random.Random) -> dict[str, str]:
 
 
 def key(chance: random.Random, family: str, form: str) -> Canary:
-    """Make up a key of a family."""
     secrets: list[str] = []
 
     def fill(found: re.Match[str]) -> str:
@@ -278,7 +277,6 @@ SPELLINGS: Final[Mapping[str, Spell]] = {
 
 
 def spelled(name: str, value: str, spelling: str) -> Canary:
-    """Write a secret in one of its spellings."""
     return Canary(f"The secret {name}", SPELLINGS[spelling](value), (value,))
 
 

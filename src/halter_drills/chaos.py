@@ -74,7 +74,6 @@ class Blow(NamedTuple):
 
 
 def rounds(sessions: int) -> int:
-    """Tell how many rounds so many sessions are worth."""
     return max(1, round(sessions / SESSIONS_PER_ROUND))
 
 
@@ -146,7 +145,6 @@ class ChaosSeen:
 def judged(
     ground: Ground, all_workers: Sequence[WorkerProcess], living: Sequence[WorkerProcess], seen: ChaosSeen, total: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Say in sentences what is wrong, and count what there was."""
     ended = [*refused(seen.skewed), *drained(living)]
     found = found_at(ground.url)
     effects = paid(ground.folder)
@@ -328,7 +326,6 @@ class ChaosScene:
     clock: SystemClock = field(default_factory=SystemClock)
 
     def open(self) -> None:
-        """Start the workers, and wait until the store knows them."""
         self.places = [self.started.start(self.how) for _ in range(WORKERS)]
         deadline = time.monotonic() + PATIENCE / SECOND
         while not all(self._beaten(worker.pid) for worker in self.places):
@@ -345,7 +342,6 @@ class ChaosScene:
                 self.seen.revived += 1
 
     async def befall(self, blow: Blow) -> None:
-        """Let something happen."""
         if blow.what in ("kill", "stop"):
             await self._busy(self.places[blow.place])
         at, worker = self.clock.now(), self.places[blow.place]
@@ -396,7 +392,6 @@ class ChaosScene:
         return bool(self.resumed)
 
     def _beaten(self, pid: int) -> int:
-        """Tell until when the leases of a process hold."""
         with closing(connection(self.ground.url)) as database:
             return database.execute(BEATEN, (str(pid),)).fetchone()[0] or 0
 
@@ -478,7 +473,6 @@ def _server(setting: Setting) -> Generator[tuple[Setting, Cluster | None]]:
 
 
 def run(setting: Setting) -> DrillResult:
-    """Let workers and server suffer while sessions run, and check what is left."""
     total = setting.seeds or SESSIONS
     with _server(setting) as (on, cluster), own_store(on) as ground:
         folder = made(ground.folder)

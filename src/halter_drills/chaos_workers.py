@@ -9,9 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
+
+import msgspec
 
 from halter.config.trust import Trust, folder_digest
 from halter.core.events import SessionStarted
@@ -100,7 +101,6 @@ def made(home: Path) -> Path:
 
 
 def sessions(count: int) -> Iterator[tuple[str, Errand]]:
-    """Name so many sessions, each with what it does."""
     for number in range(count):
         errand = _ERRANDS[number % len(_ERRANDS)]
         yield f"{AGENT}.{errand}-{number + 1}", errand
@@ -120,7 +120,6 @@ def begun(session: str, errand: Errand) -> Write:
 
 
 def expected_end(errand: Errand) -> str:
-    """Tell how a session has to end."""
     return _ENDS[errand]
 
 
@@ -171,8 +170,7 @@ class LoggedLine(NamedTuple):
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerProcess:
+class WorkerProcess(msgspec.Struct, frozen=True):
     """One process. It says on its output what it has committed, each event when that is durable."""
 
     name: str
@@ -182,11 +180,9 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its number, by which the store knows it too."""
         return self.process.pid
 
     def kill(self) -> None:
-        """Send SIGKILL and wait until it is gone."""
         self.process.kill()
         if self.process.stdin is not None:
             # Whoever watches over it ends now, while its number cannot belong to anybody else.
@@ -194,7 +190,6 @@ class WorkerProcess:
         self.process.wait(PATIENCE)
 
     def stop(self) -> None:
-        """Send SIGSTOP and wait until it stands still."""
         self.process.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + PATIENCE
         while process_state(self.pid) not in ("T", ""):
@@ -203,11 +198,9 @@ class WorkerProcess:
             time.sleep(0.001)
 
     def go_on(self) -> None:
-        """Send SIGCONT."""
         self.process.send_signal(signal.SIGCONT)
 
     def ended(self, patience: float = PATIENCE) -> int:
-        """Wait until it has ended by itself, and tell with which code."""
         try:
             return self.process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -221,7 +214,6 @@ class WorkerProcess:
                 yield LoggedLine(said["stream"], said["seq"], said["generation"], said["hash"])
 
     def complaints(self) -> str:
-        """Read what it said beside its answer."""
         return self.errors.read_text("utf-8", "replace").strip()
 
 
@@ -234,7 +226,6 @@ class Workers:
         self.started: list[WorkerProcess] = []
 
     def start(self, how: Sequence[str] = PLAIN) -> WorkerProcess:
-        """Start one more."""
         name = f"worker-{len(self.started) + 1}"
         output, errors = self._home / f"{name}.out", self._home / f"{name}.err"
         with output.open("wb") as out, errors.open("wb") as err:

@@ -8,7 +8,7 @@ violation from a machine that was too busy to tell.
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -62,13 +62,11 @@ BUDGETS: Final = 'SELECT scope, "window", unit, spent, held, overrun FROM budget
 
 
 def found_at(url: str) -> StoreContents:
-    """Read everything from the store at a URL."""
     with closing(connection(url)) as database:
         return found_in(database)
 
 
 def found_in(database: PlainConnection) -> StoreContents:
-    """Read everything over an open connection."""
     return StoreContents(
         [fact(*row) for row in database.execute(EVENTS).fetchall()],
         {(row[0], row[1], row[2]): Sums(*row[3:]) for row in database.execute(BUDGETS).fetchall()},
@@ -79,7 +77,6 @@ def found_in(database: PlainConnection) -> StoreContents:
 
 
 def fact(stream: str, seq: int, kind: str, at: int, generation: int, facts: bytes) -> RecordedEvent:
-    """Read the JSON of an event."""
     return RecordedEvent(stream, seq, kind, at, generation, json.loads(facts))
 
 
@@ -173,42 +170,32 @@ class Books:
     carved: set[str] = field(default_factory=set[str])
 
     def take(self, event: RecordedEvent) -> None:
-        """Enter one event."""
-        entry = _ENTRIES.get(event.kind)
-        if entry is not None:
-            entry(self, event)
+        facts = event.facts
+        match event.kind:
+            case "call_started" | "request_started":
+                self._hold(event, facts.get("call") or facts["request"], facts.get("legs", []))
+            case "session_started" if carved := facts.get("carved"):
+                self.carved.add(facts["session"])
+                self._hold(event, facts["session"], carved)
+            case "call_settled" | "request_settled":
+                self._settle(event, facts.get("call") or facts["request"], facts.get("charge"))
+            case "session_ended" if (session := event.stream.removeprefix("session:")) in self.carved:
+                self._settle(event, session, facts.get("charge"))
+            case "cap_changed":
+                self._cap_changed(event)
+            case "cost_cap_reached":
+                self._cost_cap_reached(event)
+            case _:
+                pass
 
-    def call_started(self, event: RecordedEvent) -> None:
-        self._hold(event, event.facts["call"], event.facts.get("legs", []))
-
-    def request_started(self, event: RecordedEvent) -> None:
-        self._hold(event, event.facts["request"], event.facts.get("legs", []))
-
-    def session_started(self, event: RecordedEvent) -> None:
-        carved = event.facts.get("carved", [])
-        if carved:
-            self.carved.add(event.facts["session"])
-            self._hold(event, event.facts["session"], carved)
-
-    def call_settled(self, event: RecordedEvent) -> None:
-        self._settle(event, event.facts["call"], event.facts.get("charge"))
-
-    def request_settled(self, event: RecordedEvent) -> None:
-        self._settle(event, event.facts["request"], event.facts.get("charge"))
-
-    def session_ended(self, event: RecordedEvent) -> None:
-        session = event.stream.removeprefix("session:")
-        if session in self.carved:
-            self._settle(event, session, event.facts.get("charge"))
-
-    def cap_changed(self, event: RecordedEvent) -> None:
+    def _cap_changed(self, event: RecordedEvent) -> None:
         account = _account(event.facts)
         balance = self.accounts[account]
         balance.cap, balance.by_person = event.facts["cap"], True
         balance.overrun += event.facts.get("overrun", 0)
         self._within(event, account)
 
-    def cost_cap_reached(self, event: RecordedEvent) -> None:
+    def _cost_cap_reached(self, event: RecordedEvent) -> None:
         """A refusal is right only if the amount does not fit what is unspent, whatever is held."""
         account = _account(event.facts)
         cap, amount = event.facts["cap"], event.facts["amount"]
@@ -289,18 +276,6 @@ class Books:
         return wrong
 
 
-_ENTRIES: Final[Mapping[str, Callable[[Books, RecordedEvent], None]]] = {
-    "call_started": Books.call_started,
-    "request_started": Books.request_started,
-    "session_started": Books.session_started,
-    "call_settled": Books.call_settled,
-    "request_settled": Books.request_settled,
-    "session_ended": Books.session_ended,
-    "cap_changed": Books.cap_changed,
-    "cost_cap_reached": Books.cost_cap_reached,
-}
-
-
 def _unequal(table: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted({*there, *here}):
         kept, made = there.get(key, "nothing"), here.get(key, "nothing")
@@ -360,7 +335,6 @@ def metronome(pipe: Pipe) -> None:
 
 
 def stalled(stalls: Sequence[Stall], since: int, until: int) -> int:
-    """Tell for how long the machine was too busy in a span of time."""
     return sum(max(0, min(each.until, until) - max(each.since, since)) for each in stalls)
 
 

@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVarTuple
+
+import msgspec
 
 from halter.core.errors import HalterError
 from halter_drills import DRILLS
@@ -25,27 +26,13 @@ Ts = TypeVarTuple("Ts")
 
 
 class Pipe(Protocol):
-    """How a child and the drill talk: any value that can be pickled."""
+    """How a child and the drill talk: in values that can be pickled. EOFError says that the other side is gone."""
 
-    def send(self, obj: Any, /) -> None:
-        """Say something."""
-        ...
-
-    def recv(self) -> Any:
-        """Wait for the next word; EOFError if the other side is gone."""
-        ...
-
-    def poll(self, timeout: float | None = 0.0, /) -> bool:
-        """Wait, at most so many seconds, for a word to be there."""
-        ...
-
-    def fileno(self) -> int:
-        """The number of its file, to wait for several at once."""
-        ...
-
-    def close(self) -> None:
-        """Let go."""
-        ...
+    def send(self, obj: Any, /) -> None: ...
+    def recv(self) -> Any: ...
+    def poll(self, timeout: float | None = 0.0, /) -> bool: ...
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
 
 
 PATIENCE: Final = 60.0
@@ -69,8 +56,7 @@ class ChildFailed(DrillBroken):
     """A process that the drill started could not go on; it says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildFailure:
+class ChildFailure(msgspec.Struct, frozen=True):
     """The last words of a child that met an error."""
 
     sentence: str
@@ -85,11 +71,9 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its number, for the signals."""
         return self._process.pid or 0
 
     def tell(self, word: Any) -> None:
-        """Say something to the child."""
         self.pipe.send(word)
 
     def hear(self, patience: float = PATIENCE) -> Any:
@@ -111,12 +95,10 @@ class Child:
                 return words
 
     def kill(self) -> None:
-        """Send SIGKILL and wait until it is gone."""
         self._signal(signal.SIGKILL)
         self.wait()
 
     def stop(self) -> None:
-        """Send SIGSTOP and wait until it stands still."""
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + PATIENCE
         while process_state(self.pid) not in ("T", ""):
@@ -125,7 +107,6 @@ class Child:
             time.sleep(0.001)
 
     def go_on(self) -> None:
-        """Send SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def wait(self, patience: float = PATIENCE) -> int:
@@ -138,7 +119,6 @@ class Child:
         return code
 
     def end(self) -> None:
-        """Be rid of it, in whatever state it is."""
         self._signal(signal.SIGKILL)
         with suppress(ChildStuck):
             self.wait()
@@ -198,7 +178,6 @@ class Children:
             raise ChildFailed(f"A process of the drill ended with exit code {code}; it said why on the standard error.")
 
     def end(self) -> None:
-        """End all that are left."""
         for child in self._started:
             child.end()
         self._started.clear()

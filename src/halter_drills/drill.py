@@ -86,16 +86,12 @@ PAUSES: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds between attempts to remove a schema, long enough for a server to restart."""
 
 
-class Progress(Protocol):
-    """Whoever wants to see a drill at work."""
-
-    def __call__(self, done: int, total: int, note: str) -> None:
-        """Hear that so many of all cases are done."""
-        ...
+Progress = Callable[[int, int, str], None]
+"""Is told how many of all cases are done, and a note."""
 
 
 def unseen(done: int, total: int, note: str) -> None:
-    """Show no progress to anybody."""
+    """Show no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +119,6 @@ class DrillResult(msgspec.Struct, frozen=True):
 
 
 def result(drill: str, store: str, cases: int, violations: Sequence[str], counts: Mapping[str, Any]) -> DrillResult:
-    """Sum up a drill: every violation counts, the first ones are spelled out."""
     detail = {**counts, "violations": list(violations[:SENTENCES_KEPT])}
     return DrillResult(drill, store, cases, len(violations), detail)
 
@@ -162,7 +157,6 @@ class Ground:
         inline: bool = False,
         applier: Applier = apply,
     ) -> JournalStore:
-        """Open the store, in this process or in a child; every opening is a worker process of its own."""
         return JournalStore(engine(self.url, clock or SystemClock(), lease), inline=inline, applier=applier)
 
     def fresh(self) -> None:
@@ -175,7 +169,6 @@ class Ground:
 
 
 def engine(url: str, clock: Clock, lease: int) -> Engine:
-    """Open the engine of a drill's own store."""
     return open_engine(url, clock=clock, ids=SortableIds(clock.now), lease=lease)
 
 
@@ -220,7 +213,6 @@ def _own_folder(beside: Path | None) -> Path:
 
 
 def sqlite_file(url: str) -> Path:
-    """Tell which file a SQLite URL names."""
     rest = url.removeprefix("sqlite:")
     try:
         return Path(f"/{rest.lstrip('/')}" if rest.startswith("//") else rest).expanduser()
@@ -267,15 +259,10 @@ def _execute(url: str, statement: str) -> None:
 
 
 class PlainConnection(Protocol):
-    """What a drill needs of a plain database connection: it commits each statement by itself."""
+    """A database connection that commits each statement by itself; parameters are `?` on SQLite, `%s` on PostgreSQL."""
 
-    def execute(self, query: Any, params: Any = (), /) -> Any:
-        """Run SQL and return a cursor; parameters are `?` on SQLite and `%s` on PostgreSQL."""
-        ...
-
-    def close(self) -> None:
-        """Let go."""
-        ...
+    def execute(self, query: Any, params: Any = (), /) -> Any: ...
+    def close(self) -> None: ...
 
 
 def connection(url: str) -> PlainConnection:

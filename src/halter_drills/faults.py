@@ -6,15 +6,16 @@ import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol, cast, get_args
 
+import msgspec
+
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import StoreUnavailable
-from halter.core.ids import Digest, SessionId, StreamId, WorkerId
-from halter.core.ports import Agents, Committed, Lease, Store, Stored, Ticket, Write
-from halter.core.row import Row, RowKey
+from halter.core.ids import Digest, StreamId
+from halter.core.ports import Committed, Lease, Rows, Store, Stored, Write
+from halter.core.row import R, Row, RowKey
 from halter.journal.apply import Changes
 from halter.journal.engine import Engine
 from halter.testing.crash import Crashed
@@ -25,8 +26,7 @@ from halter_drills.drill import PlainConnection, StoreKind
 Fault = Literal["", "away", "lost", "crash before", "crash after"]
 
 
-@dataclass(frozen=True, slots=True)
-class Faults:
+class Faults(msgspec.Struct, frozen=True):
     """How often each misfortune befalls a commit, and how long the way to the store takes at most."""
 
     away: float = 0.0
@@ -46,7 +46,6 @@ class FaultyStore(Relay):
         self._dead = False
 
     async def way(self) -> None:
-        """Take a while, and let nobody pass who is dead."""
         await self._clock.sleep(self._chance.randrange(self._faults.slow))
         if self._dead:
             self._die()
@@ -121,15 +120,8 @@ class _Watched(_Passing):
     def commit(self) -> None:
         self._during(self.real.commit)
 
-    def claim(
-        self,
-        worker: WorkerId,
-        limit: int,
-        program_format: int,
-        only: SessionId | Ticket | None = None,
-        agents: Agents | None = None,
-    ) -> Sequence[Lease]:
-        return self._during(lambda: self.real.claim(worker, limit, program_format, only, agents))
+    def claim(self, *asked: Any) -> Sequence[Lease]:
+        return self._during(lambda: self.real.claim(*asked))
 
     def put(self, digest: Digest, data: bytes) -> None:
         self._during(lambda: self.real.put(digest, data))
@@ -169,16 +161,9 @@ class _WriteBehind(_Passing):
         if len(self._kept) >= KEPT_BACK:
             self._write()
 
-    def claim(
-        self,
-        worker: WorkerId,
-        limit: int,
-        program_format: int,
-        only: SessionId | Ticket | None = None,
-        agents: Agents | None = None,
-    ) -> Sequence[Lease]:
+    def claim(self, *asked: Any) -> Sequence[Lease]:
         self._write()
-        return self.real.claim(worker, limit, program_format, only, agents)
+        return self.real.claim(*asked)
 
     def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
         self._write()
@@ -195,13 +180,26 @@ class _WriteBehind(_Passing):
 
 
 def watched(real: Engine, before: Moment, after: Moment) -> Engine:
-    """Tell of every commit, right before and right after it."""
     return cast("Engine", _Watched(real, before, after))
 
 
 def writing_behind(real: Engine) -> Engine:
-    """Acknowledge commits that are not written yet."""
     return cast("Engine", _WriteBehind(real))
+
+
+class AlteredRows:
+    """The locked rows as a decision sees them that must not see them as they are."""
+
+    def __init__(self, rows: Rows, alter: Callable[[Row | None], Row | None]) -> None:
+        self._rows = rows
+        self._alter = alter
+
+    @property
+    def now(self) -> int:
+        return self._rows.now
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        return cast("R | None", self._alter(self._rows.get(kind, *key)))
 
 
 # The hand of somebody who has the password of the database, knows its tables, and goes past all of Halter.
@@ -250,31 +248,25 @@ class Hand:
         self._kind = kind
 
     def do(self, statement: str, *values: Any) -> None:
-        """Run a statement whose parameters are written as `?`."""
         self._execute(statement, values)
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Ask for rows."""
         return self._execute(statement, values).fetchall()
 
     def _execute(self, statement: str, values: Sequence[Any]) -> Any:
         return self._database.execute(statement.replace("?", "%s") if self._kind == "postgresql" else statement, values)
 
     def entries(self, stream: str) -> list[EventEntry]:
-        """Read a stream."""
         return [EventEntry(*row) for row in self.rows(f"{SELECT} WHERE stream = ? ORDER BY seq", stream)]
 
     def add(self, entry: EventEntry) -> None:
-        """Put an event where it says that it stands."""
         self.do(INSERT, *entry)
 
     def change(self, entry: EventEntry, **columns: Any) -> None:
-        """Change some columns of an event."""
         for column, value in columns.items():
             self.do(CHANGE.format(column=column), value, entry.stream, entry.seq)
 
     def remove(self, entry: EventEntry) -> None:
-        """Delete an event."""
         self.do("DELETE FROM events WHERE stream = ? AND seq = ?", entry.stream, entry.seq)
 
     def renumber(self, stream: str, after: int, by: int) -> None:
@@ -283,24 +275,20 @@ class Hand:
         self.do("UPDATE events SET seq = -seq WHERE stream = ? AND seq < 0", stream)
 
     def set_head(self, stream: str) -> None:
-        """Make the head of a stream fit its last event."""
         last = self.entries(stream)[-1]
         self.do("UPDATE streams SET head = ?, hash = ?, at = ? WHERE stream = ?", last.seq, last.hash, last.at, stream)
 
     @contextmanager
     def at_once(self) -> Generator[None]:
-        """Let all statements take effect together."""
         self.do("BEGIN")
         yield
         self.do("COMMIT")
 
     def save(self) -> None:
-        """Keep a copy of everything."""
         for table in TABLES:
             self.do(SAVE.format(table=table))
 
     def restore(self) -> None:
-        """Put everything back as it was when it was saved."""
         with self.at_once():
             for table in TABLES:
                 numbered = "OVERRIDING SYSTEM VALUE" if (self._kind, table) == ("postgresql", "events") else ""
@@ -319,8 +307,7 @@ NO_LEASE: Final = 0
 """The successor need not wait for a lease to run out, since the drill knows that the owner is dead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
+class Death(msgspec.Struct, frozen=True):
     """At which commit of its life a process dies, and where in it."""
 
     commit: int
@@ -363,12 +350,10 @@ def dying(real: Engine, death: Death, pipe: Pipe) -> Engine:
 class Lane(Protocol):
     """One store, on which one process after the other is killed."""
 
-    def kill(self, death: Death) -> list[str]:
-        """Let one process live and die, and its heir finish; say what is wrong."""
-        ...
+    def kill(self, death: Death) -> list[str]: ...
 
 
-def killed(lanes: Sequence[Lane], chosen: Sequence[Death], tell: "Tell") -> list[list[str]]:
+def killed(lanes: Sequence[Lane], chosen: Sequence[Death], tell: Callable[[int, str], None]) -> list[list[str]]:
     """Share the deaths among the lanes: whichever is free takes the next."""
     free: SimpleQueue[Lane] = SimpleQueue()
     for lane in lanes:
@@ -392,16 +377,7 @@ def killed(lanes: Sequence[Lane], chosen: Sequence[Death], tell: "Tell") -> list
     return wrong
 
 
-class Tell(Protocol):
-    """Whoever hears of each death."""
-
-    def __call__(self, done: int, note: str, /) -> None:
-        """Hear that so many have died."""
-        ...
-
-
 def heard(child: Child) -> Any:
-    """Hear a word of a child that has one to say."""
     try:
         return child.hear()
     except EOFError as silence:

@@ -104,11 +104,9 @@ class Runaway:
         self._chance = chance
 
     def count(self, prompt: Prompt) -> int:
-        """Bound from above how many input tokens a prompt has."""
         return most_tokens(prompt)
 
     async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
-        """Take some time and some tokens, and do as it likes."""
         permit.use()
         usage = Usage(READS, min(self._writes, prompt.max_output_tokens))
         self._outside.asked.append((self._outside.clock.now(), usage))
@@ -174,8 +172,7 @@ WORDY: Final = frozenset(("acts and goes on at once",))
 # What a runaway model must not pass: checked by plain SQL and by what the world outside has counted.
 
 
-@dataclass(frozen=True, slots=True)
-class Promised:
+class Promised(msgspec.Struct, frozen=True):
     """The limits of a flood; caps in micro-dollars, a price in micro-dollars for each token."""
 
     limits: Autonomy
@@ -184,8 +181,7 @@ class Promised:
     price: float
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRemains:
+class SessionRemains(msgspec.Struct, frozen=True):
     """What a flood has left behind: its session's events and row, and what was spent by it."""
 
     events: Sequence[RecordedEvent]
@@ -197,7 +193,6 @@ class SessionRemains:
 
 
 def passed(promised: Promised, left: SessionRemains, outside: Outside) -> Iterator[str]:
-    """Say in sentences which of its limits a runaway has passed."""
     limits = promised.limits
     yield from too_many_turns(left.events, limits)
     yield from too_many_tokens(outside, limits.token_budget_per_hour)
@@ -324,8 +319,7 @@ EXPECTED: Final = {
 """The guardrail that each must have come to, if it costs little enough; others come to an end by themselves."""
 
 
-@dataclass(frozen=True, slots=True)
-class FloodCase:
+class FloodCase(msgspec.Struct, frozen=True):
     """One runaway: how it behaves, what its tokens cost, and the seed of its chance."""
 
     behaviour: str
@@ -338,7 +332,6 @@ class FloodCase:
 
     @property
     def promised(self) -> Promised:
-        """What holds for it."""
         return Promised(LIMITS, SESSION_CAP, DAY_CAP, float(self.price))
 
 
@@ -397,7 +390,6 @@ class FloodAgent:
 
 
 async def lived(agent: FloodAgent, store: Store, span: int) -> None:
-    """Let the session live for so long, or until it is over."""
     event = SessionStarted(session=SESSION, agent="flood", kind="autonomous", started_by=PERSON)
     await store.commit(start(event))
     (lease,) = await store.claim(WORKER, 1, SESSION)
@@ -439,7 +431,6 @@ def unguarded(case: FloodCase, triggered: Sequence[dict[str, str]]) -> Iterator[
 
 
 def left(ground: Ground) -> SessionRemains:
-    """Read with plain SQL what a flood has left behind."""
     stream = session_stream(SESSION)
     with closing(connection(ground.url)) as database:
         (row,) = database.execute("SELECT state, wake_at, ended_at FROM sessions").fetchall()
@@ -452,7 +443,6 @@ def left(ground: Ground) -> SessionRemains:
 
 
 def run(setting: Setting) -> DrillResult:
-    """Let every model run away, on as many processors as there are."""
     planned = cases(setting.seeds, teeth=setting.teeth)
     setting = in_memory(setting)
     violations: list[str] = []

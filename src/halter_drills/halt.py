@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count, cycle
 from typing import Any, Final, Literal, get_args
 
+import msgspec
+
 from halter.core.clock import SECOND
 from halter.core.errors import StoreUnavailable
 from halter.core.ports import Store, Write
@@ -56,19 +58,16 @@ REASON: Final = "the drill says so"
 _REFUSED: Final = "external_halt"
 
 
-@dataclass(frozen=True, slots=True)
-class Halting:
+class Halting(msgspec.Struct, frozen=True):
     """One round: what is stuck, and what is halted then."""
 
     scope: Scope
     round: HaltRound
 
     def scopes(self) -> list[str]:
-        """List all that is halted, each once."""
         return list(dict.fromkeys(self.scope_of(case) for case in (*self.round.cases, *self.round.probes)))
 
     def scope_of(self, case: StuckSession) -> str:
-        """Name the scope by which a session is halted in this round."""
         match self.scope:
             case "session":
                 return f"session:{case.session}"
@@ -100,7 +99,6 @@ def _names(number: int, place: int) -> tuple[str, str]:
 
 
 def halter(pipe: Pipe, ground: Ground) -> None:
-    """Halt and resume, as somebody else does in a process of their own."""
     asyncio.run(_halt(pipe, ground))
 
 
@@ -144,7 +142,6 @@ class HaltsSeen:
 
 
 def run(setting: Setting) -> DrillResult:
-    """Halt as often as is wanted, in all scopes, and look at what became of every session."""
     planned = rounds(setting.seeds or HALTS)
     halts, stuck = sum(len(each.scopes()) for each in planned), sum(len(each.round.cases) for each in planned)
     ending = blocks(max(1, min(MOST_BLOCKED, halts // 12)))
@@ -272,7 +269,6 @@ def _round(number: int, each: Halting, hands: tuple[Child, Child], marks: Marks,
 
 
 def _began(sessions: Sequence[str], marks: Marks) -> list[Mark]:
-    """Wait until every session is where it is stuck."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         began = [mark for mark in marks.read() if mark.what == "began" and mark.session in sessions]
@@ -300,7 +296,6 @@ def _left_running(began: Sequence[Mark], halted: Mapping[str, int]) -> list[Late
 
 
 def _judge(planned: Sequence[Halting], found: Sequence[RecordedEvent], marks: Sequence[Mark], seen: HaltsSeen) -> None:
-    """Judge every session by what the store and the outside world say."""
     streams: dict[str, list[RecordedEvent]] = defaultdict(list)
     for event in found:
         streams[event.stream].append(event)
@@ -333,7 +328,6 @@ def unnamed(planned: Sequence[Halting], fleet: Sequence[RecordedEvent]) -> list[
 
 
 def unended(events: Sequence[RecordedEvent]) -> Iterator[str]:
-    """Check that a session ended, and as one that was halted."""
     ends = [event.facts for event in events if event.kind == "session_ended"]
     if not ends:
         yield "was never ended."

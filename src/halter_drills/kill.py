@@ -67,7 +67,18 @@ from halter_drills.faults import (
     watched,
     writing_behind,
 )
-from halter_drills.workload import NO_SECRETS, PERSON, ActStep, EndStep, Told, Workload, plan, policy_of
+from halter_drills.workload import (
+    NO_SECRETS,
+    PERSON,
+    ActStep,
+    EffectFile,
+    EndStep,
+    Told,
+    ToolEffect,
+    Workload,
+    plan,
+    policy_of,
+)
 
 # A process is killed between a call's intent and its outcome: no plain write happens twice, and no doubt is lost.
 
@@ -80,44 +91,26 @@ PLAYBOOK: Final = Playbook(
 HISTORY: Final = "SELECT stream, seq, kind, at, generation, facts FROM events WHERE stream = ? ORDER BY seq"
 
 
-class PlayEffect(msgspec.Struct, frozen=True):
-    """One thing that a tool did to the outside world, and the key that it was given for it."""
+@dataclass(slots=True)
+class PlayShop(EffectFile):
+    """What the playing agent acts on. A careless one takes every write for a repeatable one."""
 
-    tool: str
-    order: int
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlayShop:
-    """The outside world: a file that counts what was done. A careless one takes every write for a repeatable one."""
-
-    file: Path
     careless: bool = False
-
-    def effects(self) -> list[PlayEffect]:
-        """Read the count."""
-        return [msgspec.json.decode(line, type=PlayEffect) for line in self.file.read_bytes().splitlines()]
 
     def agent(self) -> Assembled:
         """Make the agent that plays: it has a read, an idempotent write and a plain one."""
 
         async def look(order: int, key: CallKey) -> str:
-            return self._did("look", order, key)
+            return self.did("look", order, str(key))
 
         async def put(order: int, key: CallKey) -> str:
-            return self._did("put", order, key)
+            return self.did("put", order, str(key))
 
         async def pay(order: int, key: CallKey) -> str:
-            return self._did("pay", order, key)
+            return self.did("pay", order, str(key))
 
         made = (tool(look, effect="read"), tool(put, idempotent=True), tool(pay, idempotent=self.careless))
         return Assembled(policy=policy_of(), tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
-
-    def _did(self, what: str, order: int, key: str) -> str:
-        with self.file.open("ab") as file:
-            file.write(msgspec.json.encode(PlayEffect(what, order, str(key))) + b"\n")
-        return "done"
 
 
 def app_on(real: Engine, folder: Path) -> App:
@@ -131,7 +124,6 @@ def app_on(real: Engine, folder: Path) -> App:
 
 
 def playing_victim(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> None:
-    """Play until death comes."""
     asyncio.run(_play_and_die(pipe, url, shop, death))
     signal.pause()
 
@@ -147,7 +139,6 @@ async def _play_and_die(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> N
 
 
 def playing_heir(pipe: Pipe, url: str, shop: PlayShop, session: str) -> None:
-    """Go on where the dead process was, and say how it came out."""
     pipe.send(asyncio.run(_go_on_playing(url, shop, SessionId(session))))
 
 
@@ -164,7 +155,6 @@ def unseen(_: Step, __: Answer) -> None:
 
 
 async def counted_playing(folder: Path) -> int:
-    """Count the commits of a process that plays when nothing happens to it."""
     clock, commits = SystemClock(), 0
 
     def commit(number: int) -> None:
@@ -189,15 +179,13 @@ def acting(commits: int, seed: int) -> list[Death]:
     return sorted(chosen, key=lambda death: (death.commit, death.how) != (last.commit, last.how))
 
 
-@dataclass(frozen=True, slots=True)
-class EffectsLane:
+class EffectsLane(msgspec.Struct, frozen=True):
     """One store, on which one playing process after the other is killed."""
 
     ground: Ground
     teeth: bool
 
     def kill(self, death: Death) -> list[str]:
-        """Let one process play and die, another one go on, and a person answer; say what is wrong."""
         shop = PlayShop(self.ground.folder / "effects", careless=self.teeth)
         shop.file.write_bytes(b"")
         with children(__name__) as started:
@@ -220,7 +208,6 @@ class EffectsLane:
         return attended
 
     def _history(self, session: str) -> list[RecordedEvent]:
-        """Read with plain SQL what a session did."""
         with closing(connection(self.ground.url)) as database:
             rows = Hand(database, self.ground.kind).rows(HISTORY, session_stream(session))
         return [fact(*row) for row in rows]
@@ -245,7 +232,6 @@ class EffectsLane:
 
 
 def ending(history: Sequence[RecordedEvent]) -> str | None:
-    """Tell how a session ended, if it has."""
     return next((event.facts["state"] for event in history if event.kind == "session_ended"), None)
 
 
@@ -275,8 +261,7 @@ def unasked(doubtful: Sequence[tuple[str, str]], asked: Sequence[str]) -> list[s
     return wrong + [f"A person was asked about {call}, which was in no doubt." for call in asked if call not in due]
 
 
-def amiss(effects: Sequence[PlayEffect]) -> list[str]:
-    """Check by the outside count that plain writes happened once, and others under one key."""
+def amiss(effects: Sequence[ToolEffect]) -> list[str]:
     keys: dict[tuple[str, int], list[str]] = defaultdict(list)
     for effect in effects:
         keys[effect.tool, effect.order].append(effect.key)
@@ -309,17 +294,14 @@ class Ack(msgspec.Struct, frozen=True, array_like=True):
 
 
 def digest(state: Session) -> bytes:
-    """Digest a folded state, so that two can be compared across processes."""
     return sha256(msgspec.json.encode(state)).digest()
 
 
 def victim(pipe: Pipe, url: str, death: Death) -> None:
-    """Walk the plan on the real store until death comes."""
     _live(pipe, engine(url, SystemClock(), NO_LEASE), death)
 
 
 def careless_victim(pipe: Pipe, url: str, death: Death) -> None:
-    """Walk the plan on a store that answers before it writes."""
     _live(pipe, writing_behind(engine(url, SystemClock(), NO_LEASE)), death)
 
 
@@ -413,15 +395,13 @@ def _steps() -> Iterator[str]:
                 yield step.id
 
 
-@dataclass(frozen=True, slots=True)
-class JournalLane:
+class JournalLane(msgspec.Struct, frozen=True):
     """One store, on which one process after the other is killed."""
 
     ground: Ground
     teeth: bool
 
     def kill(self, death: Death) -> list[str]:
-        """Let one process live and die, and its heir finish; say what is wrong."""
         self._clear()
         with children(*PRELOADED) as started:
             child = started.start(careless_victim if self.teeth else victim, self.ground.url, death)
@@ -450,8 +430,7 @@ class JournalLane:
         return acks
 
 
-@dataclass(frozen=True, slots=True)
-class KillPlan:
+class KillPlan(msgspec.Struct, frozen=True):
     """Who dies how: processes that only write the journal, and processes that act on the outside world."""
 
     writing: Sequence[Death]
@@ -459,7 +438,6 @@ class KillPlan:
 
     @property
     def total(self) -> int:
-        """How many die in all."""
         return len(self.writing) + len(self.playing)
 
 
@@ -473,7 +451,6 @@ def planned(commits: int, played: int, seeds: int | None) -> KillPlan:
 
 
 def run(setting: Setting) -> DrillResult:
-    """Kill processes that write the journal, and then processes that act."""
     with ExitStack() as stack:
         grounds = [stack.enter_context(own_store(in_memory(setting))) for _ in range(LANES)]
         for ground in grounds:
@@ -498,7 +475,6 @@ def run(setting: Setting) -> DrillResult:
 
 
 async def counted() -> int:
-    """Count the commits of the session when nothing happens to it."""
     clock = SystemClock()
     heard: list[Sequence[Told]] = []
     store = JournalStore(MemoryEngine(now=clock.now, new_id=SortableIds(clock.now).new), inline=True)

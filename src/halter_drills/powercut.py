@@ -61,8 +61,7 @@ Event = tuple[str, int, bytes]
 """Stream, sequence number and hash."""
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(msgspec.Struct, frozen=True):
     """What a reader saw when a commit was acknowledged: all events so far, and a digest of every row there was."""
 
     events: frozenset[Event]
@@ -78,7 +77,6 @@ class Notes:
     promises: dict[str, Promise] = field(default_factory=dict[str, Promise])
 
     def take(self, told: Sequence[Told]) -> None:
-        """Mark the moment in the record, and look at the store as others see it now."""
         label = f"{ACKNOWLEDGED} {len(self.promises)}"
         self.recorder.mark(label)
         found = promise(self.reader)
@@ -87,15 +85,13 @@ class Notes:
 
 
 def promise(connection: sqlite3.Connection) -> Promise:
-    """Read all that a store holds."""
     content = sha256()
     for statement in EVERYTHING:
         content.update(msgspec.msgpack.encode(connection.execute(statement).fetchall()))
     return Promise(frozenset(connection.execute(EVENTS)), content.digest())
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(msgspec.Struct, frozen=True):
     """One session on a recorded disk: its operations, the states it went through, and what was promised when."""
 
     log: Log
@@ -156,7 +152,6 @@ class ImageExaminer:
         """The commits that some image was recovered to. The first of each is looked into closely."""
 
     def examine(self, image: Image) -> list[str]:
-        """Say what is wrong with an image."""
         where = f"The image {image.moment} ({image.kind}, after {image.point} operations)"
         number = committed(pages(**image.files), self._digests)
         if number is None:
@@ -216,14 +211,12 @@ class Tally:
     blank: int = 0
 
     def count(self, image: Image) -> None:
-        """Count one image."""
         self.moments[image.moment] += 1
         self.kinds[image.kind] += 1
         self.blank += image.blank
 
 
 def run(setting: Setting) -> DrillResult:
-    """Record one session, and open every image of the disk that a power cut may have left behind."""
     with own_store(setting) as ground, tempfile.TemporaryDirectory(dir=_quick_folder(ground)) as folder:
         recording = record(sqlite_file(ground.url), teeth=setting.teeth)
         examiner = ImageExaminer(recording, Path(folder))

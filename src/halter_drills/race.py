@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -26,7 +26,7 @@ from halter.config.resolve import resolve
 from halter.core.clock import HOUR, MINUTE, SECOND, SystemClock
 from halter.core.events import AnyEvent, CallStarted, CostCapReached, SessionStarted
 from halter.core.ids import SortableIds, WorkerId, session_stream
-from halter.core.limits import Caps, Spender, legs
+from halter.core.limits import Caps, Spender
 from halter.core.money import BudgetRow, CapReached, Leg, MustWait, reserve
 from halter.core.ports import Draft, Lease, Query, Rows, Stored, Write
 from halter.core.project import rows_of_hold
@@ -51,42 +51,27 @@ from halter.testing.seedloop import START, SeedLoop
 from halter_drills.checker import RecordedEvent, StoreContents, Sums, check, fact, found_at, found_in, paid
 from halter_drills.children import Child, Children, Pipe, children
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, own_store, result
-from halter_drills.faults import Faults, FaultyStore
+from halter_drills.faults import AlteredRows, Faults, FaultyStore
 from halter_drills.spenders import ONE_CAP, Crowd, SpendingWorker, begin, cap_change, patience, planned, quarrel, surely
-from halter_drills.workload import Refusal, Till
+from halter_drills.workload import Refusal, Till, asked_of
 
 # Purses with a mistake in them, for the teeth of the race.
 
-R = TypeVar("R", bound=Row)
+
+def _but_policy(row: Row | None) -> Row | None:
+    return None if isinstance(row, FleetPolicyRow) else row
 
 
 class ObeysItsFolder(Till):
     """The mistake that the race must see in folders: a process goes by the caps that it has read itself."""
 
     def intent(self, lease: Lease, asked: Asked | Asking) -> Write:
-        """Decide without a look at the store's policy."""
         write = super().intent(lease, asked)
 
         def decide(rows: Rows) -> Sequence[Draft]:
-            return write.decide(_WithoutPolicy(rows))
+            return write.decide(AlteredRows(rows, _but_policy))
 
         return msgspec.structs.replace(write, decide=decide)
-
-
-class _WithoutPolicy:
-    """The locked rows, without the one of the store's policy."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-
-    @property
-    def now(self) -> int:
-        """The store's time."""
-        return self._rows.now
-
-    def get(self, kind: type[R], *key: Any) -> R | None:
-        """Return a row, and none for the policy."""
-        return None if kind is FleetPolicyRow else self._rows.get(kind, *key)
 
 
 class CheckThenSpend(Till):
@@ -133,8 +118,7 @@ SMOOTH: Final = Faults()
 ROUGH: Final = Faults(away=0.02, lost=0.05, crash=0.01)
 
 
-@dataclass(frozen=True, slots=True)
-class Race:
+class Race(msgspec.Struct, frozen=True):
     """What is run: who spends, how well the till is made, what goes wrong, how often a person changes a cap."""
 
     seed: int
@@ -144,8 +128,7 @@ class Race:
     changes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What a run came to."""
 
     violations: list[str]
@@ -162,7 +145,6 @@ class Tape:
     every_seconds: float = HOUR / SECOND
 
     def saw(self, events: Sequence[Stored]) -> None:
-        """Keep the events, and who is not over yet."""
         for event in events:
             self.events.append(fact(event.stream, event.seq, event.kind, event.at, event.generation, event.facts))
             if event.kind == "session_started":
@@ -186,16 +168,13 @@ class RaceWorld:
     counts: Counter[str] = field(default_factory=Counter[str])
 
     async def finished(self) -> bool:
-        """Tell whether every session that was started is over."""
         return not self.tape.open
 
     def bill(self, call: str, truth: int) -> None:
-        """Ask for money."""
         self.bills[call].append(truth)
 
 
 def simulated(race: Race) -> Outcome:
-    """Run a crowd to its end, and check what is left. It begins shortly before an hour is over."""
     start = START + HOUR - MINUTE // 2
     loop = SeedLoop(race.seed, start)
     tape = Tape()
@@ -374,10 +353,8 @@ async def _spend(pipe: Pipe, ground: Ground, worker: WorkerId, *, broken: bool) 
 async def _bought(app: App, till: Till, lease: Lease, caps: Caps, call: str) -> bool:
     """Hold, act, settle; tell whether there was money for it."""
     while True:
-        now = app.clock.now()
-        held = legs(caps, Spender(lease.session, AGENT), now, usd=COST)
-        asked = Asked(call=call, tool="buy", arguments=b"", session=lease.session, agent=AGENT, now=now, legs=held)
-        match await till.admit(lease, asked):
+        spender = Spender(lease.session, AGENT)
+        match await till.admit(lease, asked_of(call, "buy", caps, spender, app.clock.now(), COST)):
             case InFlight() as flight:
                 await app.clock.sleep(SECOND // 100)
                 await till.settle(lease, flight, Truth("ok", usd=COST))
@@ -405,7 +382,6 @@ Report = tuple[list[str], Counter[str]]
 
 
 def run(setting: Setting) -> DrillResult:
-    """Run all parts on a store of the drill's own."""
     seeds = SEEDS if setting.seeds is None else setting.seeds
     crowds = -(-seeds // CROWDS_EVERY)
     total = seeds + crowds + 3
@@ -495,7 +471,6 @@ def _let_run(ground: Ground, started: Children, crowd: Crowd, till: type[Till], 
 
 
 def _bills(ground: Ground) -> dict[str, list[int]]:
-    """Read what the outside world asked for."""
     bills: dict[str, list[int]] = defaultdict(list)
     for line in (ground.folder / BILLS).read_text().splitlines():
         call, _, truth = line.partition(" ")
@@ -530,7 +505,6 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def _person(_: Pipe, ground: Ground, crowd: Crowd) -> None:
-    """Raise and lower the shared caps while everybody spends."""
     asyncio.run(_change_caps(ground, crowd))
 
 

@@ -44,7 +44,7 @@ from halter_drills.drill import (
     sqlite_file,
 )
 from halter_drills.faults import NO_LEASE
-from halter_drills.workload import NO_SECRETS, PERSON, policy_of
+from halter_drills.workload import NO_SECRETS, PERSON, EffectFile, ToolEffect, policy_of
 
 # Copies of a drill's own store, made past all of Halter's code, and put back as an operator would.
 
@@ -76,7 +76,6 @@ def copies_of(ground: Ground, moment: str, folder: Path) -> list[Copy]:
 
 
 def remove_store(ground: Ground) -> None:
-    """Let the store be gone."""
     ground.fresh()
 
 
@@ -165,40 +164,28 @@ class AskedAgain(Exception):
     """A session waits for one more answer: nobody is there to give it."""
 
 
-class RestoreEffect(msgspec.Struct, frozen=True):
-    """One thing that a tool did to the outside world."""
-
-    tool: What
-    order: int
-
-
 def _nothing() -> None:
     """Do nothing."""
 
 
 @dataclass(slots=True)
-class RestoreShop:
-    """The outside world: a file that counts what was done. In the middle of a payment, `meanwhile` happens."""
+class RestoreShop(EffectFile):
+    """What the agent acts on. In the middle of a payment, `meanwhile` happens."""
 
-    file: Path
     meanwhile: Callable[[], None] = field(default=_nothing)
-
-    def effects(self) -> list[RestoreEffect]:
-        """Read the count."""
-        return [msgspec.json.decode(line, type=RestoreEffect) for line in self.file.read_bytes().splitlines()]
 
     def agent(self) -> Assembled:
         """Make the agent: it may look for nothing, pay up to its cap, and wire what a person agrees to."""
 
         async def look(order: int) -> str:
-            return self._did("look", order)
+            return self.did("look", order)
 
         async def pay(order: int) -> str:
             self.meanwhile()
-            return self._did("pay", order)
+            return self.did("pay", order)
 
         async def wire(order: int) -> str:
-            return self._did("wire", order)
+            return self.did("wire", order)
 
         made = (
             tool(look, effect="read", level="SAFE"),
@@ -210,14 +197,8 @@ class RestoreShop:
         )
         return Assembled(policy=policy, tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
 
-    def _did(self, what: What, order: int) -> str:
-        with self.file.open("ab") as file:
-            file.write(msgspec.json.encode(RestoreEffect(what, order)) + b"\n")
-        return "done"
 
-
-@dataclass(frozen=True, slots=True)
-class RestoredStore:
+class RestoredStore(msgspec.Struct, frozen=True):
     """A store with its checkpoints, the outside world, and whether the look at the start is left out."""
 
     ground: Ground
@@ -227,21 +208,17 @@ class RestoredStore:
 
     @property
     def settings(self) -> Settings:
-        """Keep the checkpoints outside of the store."""
         return Settings(self.ground.url, self.checkpoints, self.folder / "signing.key", PERSON, self.folder / "trust")
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
         return self.folder / "checkpoints"
 
     def known(self) -> dict[str, bytes]:
-        """Read all that the checkpoints say."""
         return {str(path): path.read_bytes() for path in self.checkpoints.rglob("*") if path.is_file()}
 
 
 def run(setting: Setting) -> DrillResult:
-    """Live through some days, each with other copies, and put every copy back."""
     rounds, violations, cases = setting.seeds or ROUNDS, list[str](), 0
     refusals = 0
     with own_store(setting) as ground:
@@ -302,7 +279,6 @@ async def _played(app: App, agent: Assembled, what: What, order: int) -> None:
 
 
 async def _denied(app: App, agent: Assembled, asked: Callable[[], None]) -> None:
-    """Ask for a call, and let a person say no."""
     session = await begin(app, agent, _playbook("wire", DENIED), {})
     waiting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -366,12 +342,12 @@ def _asked_again(_: NeedsPerson, __: object) -> None:
     raise AskedAgain
 
 
-def _done_wrongly(since: Sequence[RestoreEffect]) -> list[str]:
+def _done_wrongly(since: Sequence[ToolEffect]) -> list[str]:
     """Hold what ran against what people said and what the cap was: it was used up, and everything was halted."""
     wrong: list[str] = []
     if paid := sum(each.tool == "pay" for each in since):
         wrong.append(f"{shown(CAP + PRICE * paid)} were spent under a cap of {shown(CAP)}.")
-    if RestoreEffect("wire", DENIED) in since:
+    if ToolEffect("wire", DENIED) in since:
         wrong.append(f"wire {DENIED} was denied, and ran.")
     return [*wrong, *(f"{each.tool} {each.order} ran though the fleet was halted." for each in since)]
 

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import chain, count, cycle, islice, zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -69,16 +68,14 @@ CHUNKS: Final = (1, 3, 17, 64)
 Redact = Callable[[str], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Leak:
+class Leak(msgspec.Struct, frozen=True):
     """One canary, and the way by which it gets out."""
 
     canary: Canary
     way: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeakyPlace:
+class LeakyPlace(msgspec.Struct, frozen=True):
     """Where an agent leaks: its settings, its secrets, and the files in which the outside world writes."""
 
     settings: Settings
@@ -86,7 +83,6 @@ class LeakyPlace:
     folder: Path
 
     def environ(self) -> dict[str, str]:
-        """Give the secrets as a person does."""
         return {f"{PREFIX}{name}": value for name, value in self.secrets.items()}
 
     def naive(self) -> Redact:
@@ -112,11 +108,9 @@ class Mouth:
         self.fails = False
 
     def count(self, prompt: Prompt) -> int:
-        """Bound from above how many input tokens a prompt has."""
         return 100
 
     async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
-        """Write down what was sent, and say what is to be said."""
         permit.use()
         with self._sent.open("ab") as file:
             file.write(msgspec.json.encode(prompt) + b"\n")
@@ -192,7 +186,6 @@ class Leaky:
         return {each.spec.name: each for each in made}
 
     async def leak(self, leak: Leak) -> None:
-        """Let one canary out by its way, and write down what comes back."""
         self._planted = self._mouth.says = leak.canary.text
         self._mouth.fails = False
         said = await WAYS[leak.way](self, leak.canary.text)
@@ -200,18 +193,15 @@ class Leaky:
             file.write(said.encode("utf-8", "surrogatepass") + b"\n")
 
     async def start(self) -> None:
-        """Begin the session."""
         self._lease = await begun(self._app.store, WORKER, SESSION, self._policy)
 
     async def call(self, name: str, **arguments: object) -> str:
-        """Make a call, and return all that is told of it."""
         self._number += 1
         call = Call(f"{SESSION}.{self._number}", name, msgspec.json.encode(arguments))
         answer = await self._doors.call(self._lease, self._standing, call, self._tools)
         return msgspec.json.encode(answer).decode()
 
     async def request(self, *parts: Text | ToolCall | ToolResult, system: str = "") -> str:
-        """Ask the model, and return all that is told of it."""
         self._number += 1
         prompt = Prompt(system=system, messages=(Message("user", parts),))
         request = Request(id=f"{SESSION}.{self._number}", prompt=prompt)
@@ -225,16 +215,13 @@ class Leaky:
         return await self.request(*parts, system=f"You may use {text}.")
 
     async def ask_for(self, _: str) -> str:
-        """Let the model say a secret."""
         return await self.request(Text("What is it?"))
 
     async def ask_in_vain(self, _: str) -> str:
-        """Let the model fail with a secret in its excuse."""
         self._mouth.fails = True
         return await self.request(Text("Are you there?"))
 
     async def stream(self, text: str) -> str:
-        """Hear a secret in chunks of all sizes."""
         whole = f"and then it said: {text} and that was all. "
         return "".join(self._streamed(whole, size) for size in CHUNKS)
 
@@ -298,7 +285,6 @@ FEW_WAYS: Final = tuple(WAYS)[:5]
 
 
 def leak(pipe: Pipe, place: LeakyPlace, leaks: Sequence[Leak], kind: Literal["naive", "careful"]) -> None:
-    """Leak in a process of its own, whose output is kept."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(place.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     asyncio.run(_leak(place, leaks, naive=kind == "naive"))
@@ -361,8 +347,7 @@ LOOKS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SearchedPlace:
+class SearchedPlace(msgspec.Struct, frozen=True):
     """One place where secrets could be seen, and every byte of it."""
 
     name: str
@@ -379,7 +364,6 @@ def leaks(secrets: Mapping[str, str], chance: random.Random) -> list[Leak]:
 
 
 def run(setting: Setting) -> DrillResult:
-    """Let secrets out in a process of its own, or as many of them as are wanted, and look for them everywhere."""
     chance = random.Random(0)
     secrets = values(chance)
     wanted = leaks(secrets, chance) if setting.seeds is None else list(_endless(secrets, chance, setting.seeds))
@@ -401,7 +385,6 @@ def run(setting: Setting) -> DrillResult:
 
 
 def _endless(secrets: Mapping[str, str], chance: random.Random, wanted: int) -> Iterator[Leak]:
-    """Begin anew with other keys once all leaks were made."""
     return islice(chain.from_iterable(leaks(secrets, chance) for _ in count()), wanted)
 
 
@@ -435,13 +418,11 @@ def _played(place: LeakyPlace) -> Iterator[SearchedPlace]:
 
 
 def _looked(place: LeakyPlace) -> Iterator[SearchedPlace]:
-    """Look at everything with the commands that people and programs use."""
     for words in LOOKS:
         yield _told(place, *words, "--store", place.settings.store)
 
 
 def _told(place: LeakyPlace, *words: str) -> SearchedPlace:
-    """Run a command, and keep all that it puts out."""
     settings = place.settings
     environ = {
         **os.environ,

@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+import msgspec
+
 from halter.core.clock import DAY, HOUR, SECOND, Clock
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, SessionStarted
 from halter.core.ids import WorkerId, session_stream
-from halter.core.limits import Cap, Caps, Spender, carve, legs
+from halter.core.limits import Cap, Caps, Spender, carve
 from halter.core.money import Account as Spent
 from halter.core.ports import Lease, Store, Stored, Write
 from halter.core.windows import Per, window_at
@@ -24,7 +26,7 @@ from halter.guard.purse import Truth, change_cap
 from halter.state.life import end, start, start_child, wake
 from halter.state.session import InFlight, replay
 from halter_drills.checker import Account
-from halter_drills.workload import Till
+from halter_drills.workload import Till, asked_of
 
 T = TypeVar("T")
 
@@ -33,8 +35,7 @@ ATTEMPTS: Final = 50
 """How often a write is repeated while the store is away."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedCall:
+class PlannedCall(msgspec.Struct, frozen=True):
     """One call: what is held for it, what it costs in truth, and how long it takes."""
 
     call: str
@@ -43,8 +44,7 @@ class PlannedCall:
     latency: int
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """One session of the crowd; one with a parent has its cap carved out of the parent's."""
 
     session: str
@@ -55,8 +55,7 @@ class Member:
     parent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Crowd:
+class Crowd(msgspec.Struct, frozen=True):
     """Who spends, and under which shared caps. `tick` is how long idle workers wait; `lease` how long they live."""
 
     members: tuple[Member, ...]
@@ -66,15 +65,12 @@ class Crowd:
     lease: int
 
     def caps(self, member: Member) -> Caps:
-        """Tell the caps that a session spends under."""
         return Caps(session=Cap(member.cap), agent=self.agent_caps, fleet=self.fleet_caps)
 
     def named(self) -> Mapping[str, Member]:
-        """Return the sessions by name."""
         return {member.session: member for member in self.members}
 
     def children(self, parent: str) -> list[Member]:
-        """Return the sub-sessions of a session."""
         return [member for member in self.members if member.parent == parent]
 
 
@@ -100,7 +96,6 @@ class SpendingWorker:
     mine: set[str] = field(default_factory=set[str])
 
     async def run(self) -> None:
-        """Work until nothing is left to do; whatever ends this ends all that it does."""
         till = self.till(self.store, self.clock)
         async with asyncio.TaskGroup() as tasks:
             beating = tasks.create_task(self._beat())
@@ -140,7 +135,6 @@ class Owner:
         self._refused = False
 
     async def run(self) -> None:
-        """Read what happened, settle what is in doubt, do the rest, end."""
         events = await self._events()
         state = replay(events)
         if state.ended:
@@ -196,16 +190,8 @@ class Owner:
 
     def _asked(self, a_round: PlannedCall) -> Asked:
         member, now = self._member, self._clock.now()
-        spread = legs(self._crowd.caps(member), Spender(member.session, member.agent), now, usd=a_round.amount)
-        return Asked(
-            call=a_round.call,
-            tool="work",
-            arguments=b"",
-            session=member.session,
-            agent=member.agent,
-            now=now,
-            legs=spread,
-        )
+        spender = Spender(member.session, member.agent)
+        return asked_of(a_round.call, "work", self._crowd.caps(member), spender, now, a_round.amount)
 
     async def _delegate(self, child: Member) -> None:
         """Start a sub-session, or learn that there is no room for it; where others hold the room, wait."""

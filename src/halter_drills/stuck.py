@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -70,25 +69,21 @@ class Mark(msgspec.Struct, frozen=True):
     pids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+class Marks(msgspec.Struct, frozen=True):
     """The file in which the outside world keeps its marks."""
 
     file: Path
 
     def make(self, what: Literal["began", "stopped", "ran"], session: str, *pids: int) -> None:
-        """Add one."""
         with self.file.open("ab") as file:
             file.write(msgspec.json.encode(Mark(what, session, time.time_ns() // 1000, pids)) + b"\n")
 
     def read(self) -> list[Mark]:
-        """Read those that are complete."""
         whole, _, _ = self.file.read_bytes().rpartition(b"\n")
         return [msgspec.json.decode(line, type=Mark) for line in whole.splitlines()]
 
 
-@dataclass(frozen=True, slots=True)
-class StuckSession:
+class StuckSession(msgspec.Struct, frozen=True):
     """One session that is stuck, and the scopes that it is in."""
 
     session: str
@@ -97,8 +92,7 @@ class StuckSession:
     trigger: str
 
 
-@dataclass(frozen=True, slots=True)
-class HaltRound:
+class HaltRound(msgspec.Struct, frozen=True):
     """Sessions that are stuck together, and sessions that try to act while a halt stands and after it was lifted."""
 
     cases: Sequence[StuckSession]
@@ -109,7 +103,6 @@ class Deaf(Relay):
     """A store that tells of no halt to those who look for one while something is in flight."""
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
-        """Answer every question but this one."""
         return [] if query.name == "all_halts" else await self._store.ask(query)
 
 
@@ -124,11 +117,9 @@ class StuckModel:
         self._session = session
 
     def count(self, prompt: Prompt) -> int:
-        """Bound from above how many input tokens a prompt has."""
         return 100
 
     async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
-        """Take the request, and never answer."""
         permit.use()
         await _hang(self._marks, self._session)
         return Reply(())
@@ -152,7 +143,6 @@ def hang_in_processes(session: str, file: str) -> str:
 
 
 def plain_tools(marks: Marks) -> Sequence[Tool]:
-    """Make the plain tools of the stuck sessions, which run in copies of the process."""
 
     def matches(session: str) -> str:
         marks.make("began", session, os.getpid())
@@ -176,7 +166,6 @@ def plain_tools(marks: Marks) -> Sequence[Tool]:
 
 
 def toolbox(marks: Marks) -> Mapping[str, Tool]:
-    """Make the tools of the stuck sessions."""
 
     async def hang(session: str) -> str:
         return await _hang(marks, session)
@@ -229,7 +218,6 @@ class StuckWorker:
         self._name = WorkerId("drill")
 
     async def serve(self, pipe: Pipe) -> None:
-        """Live through one round after the other, until there is none."""
         async with tended(self._journal, self._clock, self._name):
             while (round_ := await asyncio.to_thread(pipe.recv)) is not None:
                 await self._live(pipe, round_)
@@ -324,7 +312,6 @@ def _call(session: str, name: str, arguments: Mapping[str, object], number: int 
 
 
 def worker(pipe: Pipe, ground: Ground, marks: Marks, kind: Literal["deaf", "listening"]) -> None:
-    """Work in a process of its own."""
     asyncio.run(StuckWorker(ground, marks, deaf=kind == "deaf").serve(pipe))
 
 
@@ -338,8 +325,7 @@ PROMISED: Final = 3 * SECOND
 """So long after a halt a blocked process may run on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """One process that is blocked, with its session and the scopes that it is in."""
 
     session: str
@@ -362,7 +348,6 @@ def blocks(count: int) -> list[Block]:
 
 
 def blocking_tools(marks: Marks) -> Mapping[str, Tool]:
-    """Make tools that block what they run in."""
 
     async def computes(session: str) -> str:
         marks.make("began", session, os.getpid())

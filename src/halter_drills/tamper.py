@@ -35,8 +35,7 @@ from halter_drills.workload import Workload
 FORGER: Final = "mallory"
 
 
-@dataclass(frozen=True, slots=True)
-class TamperScene:
+class TamperScene(msgspec.Struct, frozen=True):
     """What there is to tamper with: a store, its checkpoints, and some copies from earlier."""
 
     hand: Hand
@@ -47,8 +46,7 @@ class TamperScene:
     """Events whose bodies have been erased since, as they were before."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedFinding:
+class ExpectedFinding(msgspec.Struct, frozen=True):
     """What must be named: one of these kinds; and what may be named: these streams, or tables, and no others."""
 
     kinds: frozenset[Kind]
@@ -59,7 +57,6 @@ Tampering = Callable[[TamperScene, random.Random], ExpectedFinding]
 
 
 def trace(kind: Kind, *streams: str) -> ExpectedFinding:
-    """Expect one kind of finding, in these streams."""
     return ExpectedFinding(frozenset((kind,)), frozenset(streams))
 
 
@@ -87,32 +84,20 @@ def edit_body(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
     return trace("edited", stream)
 
 
-def edit_time(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Let something have happened a little later."""
-    stream, _, entry = chosen(scene, chance)
-    scene.hand.change(entry, at=entry.at + 1)
-    return trace("edited", stream)
+def _edit(told: str, change: Callable[[EventEntry], Mapping[str, Any]]) -> Tampering:
+    def edit(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
+        stream, _, entry = chosen(scene, chance)
+        scene.hand.change(entry, **change(entry))
+        return trace("edited", stream)
+
+    edit.__doc__ = told
+    return edit
 
 
-def edit_generation(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Let another owner have done it."""
-    stream, _, entry = chosen(scene, chance)
-    scene.hand.change(entry, generation=entry.generation + 1)
-    return trace("edited", stream)
-
-
-def edit_kind(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Make an event one of another kind."""
-    stream, _, entry = chosen(scene, chance)
-    scene.hand.change(entry, kind="bodies_erased")
-    return trace("edited", stream)
-
-
-def edit_key(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Let an event belong to another write."""
-    stream, _, entry = chosen(scene, chance)
-    scene.hand.change(entry, key=f"{entry.key}/{FORGER}")
-    return trace("edited", stream)
+edit_time = _edit("Let something have happened a little later.", lambda entry: {"at": entry.at + 1})
+edit_generation = _edit("Let another owner have done it.", lambda entry: {"generation": entry.generation + 1})
+edit_kind = _edit("Make an event one of another kind.", lambda _: {"kind": "bodies_erased"})
+edit_key = _edit("Let an event belong to another write.", lambda entry: {"key": f"{entry.key}/{FORGER}"})
 
 
 def delete(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
@@ -318,34 +303,10 @@ def forge_checkpoints(scene: TamperScene, _: random.Random) -> ExpectedFinding:
 
 
 TAMPERINGS: Final[tuple[Tampering, ...]] = (
-    edit_facts,
-    edit_body,
-    edit_time,
-    edit_generation,
-    edit_kind,
-    edit_key,
-    delete,
-    delete_with_head,
-    delete_and_renumber,
-    reorder,
-    duplicate,
-    duplicate_in_place,
-    swap_streams,
-    move,
-    cut_tail,
-    drop_stream,
-    rewrite,
-    remove_body,
-    put_body_back,
-    alter_blob,
-    remove_blob,
-    edit_budget,
-    edit_session,
-    remove_spend,
-    edit_checkpoint,
-    cut_checkpoints,
-    forge_checkpoints,
-    remove_checkpoints,
+    *(edit_facts, edit_body, edit_time, edit_generation, edit_kind, edit_key, delete, delete_with_head),
+    *(delete_and_renumber, reorder, duplicate, duplicate_in_place, swap_streams, move, cut_tail, drop_stream),
+    *(rewrite, remove_body, put_body_back, alter_blob, remove_blob, edit_budget, edit_session, remove_spend),
+    *(edit_checkpoint, cut_checkpoints, forge_checkpoints, remove_checkpoints),
 )
 
 
@@ -364,7 +325,6 @@ class TrustingView:
         self._seen = seen
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Pass a question on."""
         return self._view.ask(name, params)
 
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
@@ -373,15 +333,12 @@ class TrustingView:
         return [self._believed(row) for row in rows] if name == "events_of" else rows
 
     def get(self, digest: Digest) -> bytes | None:
-        """Fetch a blob."""
         return self._view.get(digest)
 
     def flaws(self) -> Sequence[str]:
-        """Pass on what the database finds damaged."""
         return self._view.flaws()
 
     def close(self) -> None:
-        """Look no more."""
         self._view.close()
 
     def _believed(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -401,7 +358,6 @@ class StoreExaminer:
     seen: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
 
     async def report(self) -> Report:
-        """Look at everything."""
         return await self.store.study(self._examined)
 
     def _examined(self, view: View) -> Report:
@@ -409,7 +365,6 @@ class StoreExaminer:
 
 
 def run(setting: Setting) -> DrillResult:
-    """Try every kind of tampering, on several events each."""
     with own_store(in_memory(setting)) as ground, closing(connection(ground.url)) as database:
         return asyncio.run(_run(setting, ground, Hand(database, ground.kind)))
 
@@ -433,7 +388,6 @@ async def _run(setting: Setting, ground: Ground, hand: Hand) -> DrillResult:
 
 
 def store_id(real: Engine) -> str:
-    """Tell how the store calls itself."""
     return next(row["value"] for row in real.ask("meta", {}) if row["name"] == "store")
 
 
@@ -493,7 +447,6 @@ def name(tampering: Tampering) -> str:
 
 
 def judge(trace: ExpectedFinding, report: Report) -> list[str]:
-    """Compare what was found with what was done."""
     kinds = {found.kind for found in report.findings}
     if not kinds:
         return ["was not found."]

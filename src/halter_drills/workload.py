@@ -7,6 +7,7 @@ after a crash reads the journal, settles what was in doubt, and goes on with the
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -91,7 +92,6 @@ def policy_of(
 
 
 def standing_of(session: str, policy: Resolved, trigger: str = "") -> Standing:
-    """Tell where a session stands under a policy."""
     return Standing(
         session=session,
         agent=policy.name,
@@ -111,12 +111,10 @@ def doors(
     secrets: GivenSecrets = NO_SECRETS,
     simulates: Model | None = None,
 ) -> Gatehouse:
-    """Make the real doors."""
     return Gatehouse(store, clock, redact=redact, secrets=secrets, prices=Prices(), simulates=simulates)
 
 
 async def begun(store: Store, worker: WorkerId, session: str, policy: Resolved, trigger: str = "") -> Lease:
-    """Begin a session and take it."""
     event = SessionStarted(session=session, agent=policy.name, kind="task", started_by=PERSON, trigger=trigger)
     await store.commit(start(event))
     leases = await store.claim(worker, 1, SessionId(session))
@@ -125,9 +123,45 @@ async def begun(store: Store, worker: WorkerId, session: str, policy: Resolved, 
     return leases[0]
 
 
+class ToolEffect(msgspec.Struct, frozen=True):
+    """One thing that a tool did to the outside world, and the key that it was given for it."""
+
+    tool: str
+    order: int
+    key: str = ""
+
+
+@dataclass(slots=True)
+class EffectFile:
+    """The outside world: a file that counts what was done."""
+
+    file: Path
+
+    def effects(self) -> list[ToolEffect]:
+        return [msgspec.json.decode(line, type=ToolEffect) for line in self.file.read_bytes().splitlines()]
+
+    def did(self, what: str, order: int, key: str = "") -> str:
+        with self.file.open("ab") as file:
+            file.write(msgspec.json.encode(ToolEffect(what, order, key)) + b"\n")
+        return "done"
+
+
 # Money held and settled as the two doors do it, with no tool and no model behind them.
 
 Refusal = Answer | NeedsPerson | RefusedRequest
+
+
+def asked_of(call: str, name: str, caps: Caps, spender: Spender, now: int, usd: int, arguments: bytes = b"") -> Asked:
+    """Ask for a call that needs money and nobody's word."""
+    return Asked(
+        call=call,
+        tool=name,
+        arguments=arguments,
+        session=spender.session,
+        agent=spender.agent,
+        now=now,
+        legs=legs(caps, spender, now, usd=usd),
+    )
 
 
 class Till(Purse):
@@ -143,7 +177,6 @@ class Till(Purse):
         return answer or StillHeld(asked.call if isinstance(asked, Asked) else asked.request)
 
     def intent(self, lease: Lease, asked: Asked | Asking) -> Write:
-        """Put the decision as a write, under the key that the door would give it."""
         stream = session_stream(lease.session)
         if isinstance(asked, Asked):
             return Write(stream, f"{asked.call}/asked/0", partial(judge.judge, asked), judge.rows_of(asked), lease)
@@ -169,15 +202,12 @@ class FlatRate(msgspec.Struct, frozen=True):
     usd: int
 
     def cost(self, usage: Usage, at: int) -> int:
-        """Charge the same for each."""
         return self.usd
 
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
-        """Hold the same for each."""
         return self.usd
 
     def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = 0) -> int:
-        """Allow the whole answer, or none."""
         return at_most if self.usd <= budget_micros else 0
 
 
@@ -204,8 +234,7 @@ CARVED: Final = dollars("0.10")
 HELPER_CAPS: Final = Caps(session=Cap(CARVED), agent=CAPS.agent, fleet=CAPS.fleet)
 
 
-@dataclass(frozen=True, slots=True)
-class BeginStep:
+class BeginStep(msgspec.Struct, frozen=True):
     """The session begins, with its task as the body and its definition as a blob."""
 
     id: str
@@ -214,8 +243,7 @@ class BeginStep:
     definition: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DelegateStep:
+class DelegateStep(msgspec.Struct, frozen=True):
     """A sub-session begins, with a cap carved out of this one's."""
 
     id: str
@@ -224,8 +252,7 @@ class DelegateStep:
     task: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SayStep:
+class SayStep(msgspec.Struct, frozen=True):
     """Something arrives in the session's inbox."""
 
     id: str
@@ -234,8 +261,7 @@ class SayStep:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class AttachStep:
+class AttachStep(msgspec.Struct, frozen=True):
     """Something arrives in the session's inbox that is too large for a body."""
 
     id: str
@@ -244,8 +270,7 @@ class AttachStep:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class WakeStep:
+class WakeStep(msgspec.Struct, frozen=True):
     """The session is taken up, with all that is in its inbox."""
 
     id: str
@@ -253,8 +278,7 @@ class WakeStep:
     cause: Cause
 
 
-@dataclass(frozen=True, slots=True)
-class Spend:
+class Spend(msgspec.Struct, frozen=True):
     """One call or request: what is held for it, and what it turns out to be and to cost."""
 
     id: str
@@ -267,16 +291,14 @@ class Spend:
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class ActStep:
+class ActStep(msgspec.Struct, frozen=True):
     """Calls or requests that are in flight together."""
 
     session: str
     together: tuple[Spend, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RestStep:
+class RestStep(msgspec.Struct, frozen=True):
     """The session rests: due again at once, or until something in its inbox wakes it."""
 
     id: str
@@ -287,8 +309,7 @@ class RestStep:
     resident: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SetCapStep:
+class SetCapStep(msgspec.Struct, frozen=True):
     """A person changes the cap of a scope."""
 
     id: str
@@ -296,16 +317,14 @@ class SetCapStep:
     cap: int
 
 
-@dataclass(frozen=True, slots=True)
-class EraseStep:
+class EraseStep(msgspec.Struct, frozen=True):
     """A person has the bodies of a session that is over erased."""
 
     id: str
     session: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndStep:
+class EndStep(msgspec.Struct, frozen=True):
     """The session is over."""
 
     session: str
@@ -319,12 +338,10 @@ Step = (
 
 
 def child_of(session: str) -> str:
-    """Name the sub-session of a session."""
     return f"{session}-helper"
 
 
 def spends(steps: tuple[Step, ...]) -> Iterator[Spend]:
-    """Yield every call and request of a plan."""
     for step in steps:
         if isinstance(step, ActStep):
             yield from step.together
@@ -447,7 +464,6 @@ class Witness(Relay):
         self.now = 0
 
     async def commit(self, write: Write) -> Committed:
-        """Commit, fold, tell."""
         committed = await self._store.commit(write)
         if not committed.repeated:
             self._acknowledged([(stored, self._folded(stored)) for stored in committed.fresh()])
@@ -474,7 +490,6 @@ class Witness(Relay):
                 self._folded(stored)
 
     def state(self, stream: StreamId) -> Session:
-        """Tell where a stream stands."""
         return self.states.get(stream, Session())
 
     def _folded(self, stored: Stored) -> Session:
@@ -525,7 +540,6 @@ class Workload:
         return self._state(self._session)
 
     async def _catch_up(self) -> None:
-        """Read what happened so far."""
         for session in (self._session, child_of(self._session)):
             await self._store.replay(session_stream(session))
             await self._store.replay(inbox_stream(session))
@@ -610,15 +624,7 @@ class Workload:
         caps = HELPER_CAPS if state.parent else CAPS
         spender = Spender(step.session, state.agent, state.trigger)
         if spend.what == "call":
-            return Asked(
-                call=spend.id,
-                tool=spend.name,
-                arguments=spend.body,
-                session=step.session,
-                agent=state.agent,
-                now=now,
-                legs=legs(caps, spender, now, usd=spend.usd),
-            )
+            return asked_of(spend.id, spend.name, caps, spender, now, spend.usd, spend.body)
         return Asking(
             request=spend.id,
             model=spend.name,

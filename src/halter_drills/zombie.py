@@ -8,16 +8,16 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, get_args
+
+import msgspec
 
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import CallStarted, SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
-from halter.core.limits import Caps, Spender, carve, legs
+from halter.core.limits import Caps, Spender, carve
 from halter.core.ports import Committed, Lease, Write
-from halter.guard.judge import Asked
 from halter.guard.purse import Truth
 from halter.journal.apply import Applier, WorkingSet, append, apply
 from halter.state.life import end, message, park, start, start_child, wake
@@ -25,7 +25,7 @@ from halter.state.session import InFlight, replay
 from halter_drills.checker import StoreContents, check, found_at
 from halter_drills.children import Children, Pipe, children
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, own_store, result
-from halter_drills.workload import Till
+from halter_drills.workload import Till, asked_of
 
 # The two sides of a takeover: a worker that is stopped in the middle and goes on, and the one that came after it.
 
@@ -45,8 +45,7 @@ Testimony = list[tuple[str, Answer]]
 """What a zombie tried after it went on, and what came of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ZombieCase:
+class ZombieCase(msgspec.Struct, frozen=True):
     """When a zombie is stopped, and whether it hears of its loss from a heartbeat or from its next write."""
 
     number: int
@@ -100,15 +99,7 @@ class Mortal:
 
     async def _begun(self, lease: Lease, number: int) -> InFlight | None:
         session, now = lease.session, self._clock.now()
-        asked = Asked(
-            call=f"{session}/{number}",
-            tool="work",
-            arguments=b"",
-            session=session,
-            agent=self._agent,
-            now=now,
-            legs=legs(Caps(), Spender(session, self._agent), now, usd=AMOUNT),
-        )
+        asked = asked_of(f"{session}/{number}", "work", Caps(), Spender(session, self._agent), now, AMOUNT)
         answer = await self._till.admit(lease, asked)
         return answer if isinstance(answer, InFlight) else None
 
@@ -125,7 +116,6 @@ class Heir(Mortal):
     """Takes over what others left, and brings it to its end."""
 
     async def take_over(self, count: int) -> list[str]:
-        """End so many sessions, as soon as they can be claimed, and tell which."""
         ended: list[str] = []
         for _ in range(LOOKS):
             # Only those of its agent: where the fence is broken on purpose, earlier zombies left sub-sessions behind.
@@ -214,7 +204,6 @@ class Zombie(Mortal):
         return tried if self._case.beats_first else [*tried, await self._beaten(lease)]
 
     async def _went_on(self, lease: Lease, flight: InFlight | None) -> Testimony:
-        """Do what it was about to do."""
         if self._case.moment == "parked":
             woken = wake(lease, f"{lease.session}/woken", None, 0)
             return [await _tried("its waking up", lambda: self._store.commit(woken))]
@@ -262,7 +251,6 @@ CASES: Final = 2 * STEPS * len(MOMENTS)
 
 
 def run(setting: Setting) -> DrillResult:
-    """Stop and continue zombies, some at a time, and check what they did to the store and to the world."""
     cases = [ZombieCase(number) for number in range(CASES if setting.seeds is None else setting.seeds)]
     violations: list[str] = []
     with own_store(setting) as ground, children(__name__) as started:
@@ -329,7 +317,6 @@ def _acted_once(ground: Ground) -> list[str]:
 
 
 async def _say_something(ground: Ground, sessions: Sequence[str]) -> None:
-    """Wake sessions that rest, so that whoever claims next takes them up."""
     store = ground.open(lease=LEASE)
     for session in sessions:
         await store.commit(message(session, f"{session}/hello", b"Are you there?", "ada"))

@@ -9,13 +9,13 @@ from halter_drills import approval, halt, kill
 from halter_drills.approval import FORGED, HONEST
 from halter_drills.canaries import KEYS, SPELLINGS, key, spelled, values
 from halter_drills.checker import LateFinding, RecordedEvent, Stall, told_apart
-from halter_drills.kill import STEPS, PlayEffect
+from halter_drills.kill import STEPS
 from halter_drills.secrets import SearchedPlace, leaks, seen
 from halter_drills.stuck import KINDS, Mark
-from halter_drills.workload import PERSON
+from halter_drills.workload import PERSON, ToolEffect
 
 HONESTLY = [f"0-{act.__name__}\tpay\t{order}" for act, order in HONEST.items()]
-DONE = [PlayEffect(name, order, f"k{order}") for order, name in enumerate(STEPS, 1)]
+DONE = [ToolEffect(name, order, f"k{order}") for order, name in enumerate(STEPS, 1)]
 
 
 def test_what_ran_by_a_forged_approval_is_found_and_so_is_an_honest_one_that_did_not_run() -> None:
@@ -39,7 +39,7 @@ def test_a_plain_write_that_was_done_twice_or_never_is_found() -> None:
 
 def test_an_idempotent_write_may_be_repeated_under_its_own_key_only() -> None:
     assert kill.amiss([*DONE, DONE[1]]) == []
-    assert kill.amiss([*DONE, PlayEffect("put", 2, "other")]) == [
+    assert kill.amiss([*DONE, ToolEffect("put", 2, "other")]) == [
         "Step 2 (put) was repeated under another key: k2, other."
     ]
 
