@@ -34,6 +34,7 @@ from halter.state.receipt import receipt
 from halter.state.session import InFlight
 from halter.testing.fleet import HEARTBEAT
 from halter.testing.holds import HoldTaken, hold
+from halter.testing.relay import Relay
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
 from tests.story.dispatching import dispatcher
@@ -271,20 +272,15 @@ async def test_one_that_hangs_is_in_nobodys_way(world: World) -> None:
     assert [(await row(world, f"desk-{number}")).state for number in (1, 2, 3)] == ["HALTED", "COMPLETED", "COMPLETED"]
 
 
-class Stalls:
+class Stalls(Relay):
     """A store whose blobs never come, from some moment on: a connection that was lost, and nobody noticed."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self.stalled = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+    stalled = False
 
     async def get(self, digest: Digest) -> bytes:
         if self.stalled:
             await asyncio.Event().wait()
-        return cast("bytes", await self._store.get(digest))
+        return await super().get(digest)
 
 
 class Stalling(Fleet):
