@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import NODEFAULT, UNSET, inspect
 
-from halter.app.thinking import AUTONOMOUS_WINDOW
+from halter.app.attending import AUTONOMOUS_WINDOW
 from halter.config.agent import agent_of
 from halter.config.fleet import Fleet
 from halter.config.load import load_bytes

@@ -15,11 +15,10 @@ from typing import Final
 import msgspec
 
 from halter.app.agent import assembled
+from halter.app.agent_context import AgentContext, models_of
 from halter.app.opened import App, open_app
 from halter.app.protected import Protects, protected_for
-from halter.app.speaking import Speaking
 from halter.app.talking import attend, begin
-from halter.app.thinking import models_of
 from halter.core.errors import ConfigError
 from halter.core.ids import new_worker
 from halter.core.protected import NOTHING, ProtectedPaths
@@ -128,7 +127,7 @@ async def _acted(app: App, home: Path, attempt: Attempt, protects: Protects) -> 
             attempt.happens(home)
         before, worker = seen(home), new_worker("drill", app.ids)
         async with tended(app.store, app.clock, worker):
-            speaking = Speaking(app, agent, models, worker)
+            speaking = AgentContext(app, agent, models, worker)
             await attend(speaking, await begin(speaking, "Go.", "task"))
         return before
 

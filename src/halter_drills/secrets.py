@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from halter.app.agent import Assembled
-from halter.app.doors import gatehouse_for
+from halter.app.agent_context import gatehouse_for
 from halter.app.opened import App, open_app
 from halter.app.playing import begin
 from halter.core.errors import ConfigError, ModelRejected

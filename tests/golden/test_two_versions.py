@@ -10,10 +10,9 @@ import pytest
 
 from halter import Guard
 from halter.app.agent import assembled
+from halter.app.agent_context import AgentContext, models_of
 from halter.app.library import SessionTaken
-from halter.app.speaking import Speaking
 from halter.app.talking import attend, begin, reopen, say
-from halter.app.thinking import models_of
 from halter.core.clock import HOUR, MINUTE, SECOND, SystemClock
 from halter.core.errors import ConfigError, LeaseLost
 from halter.core.events import (
@@ -236,7 +235,7 @@ async def test_who_talks_with_a_session_of_a_newer_version_is_told_which_program
     fleet = Fleet(world, tmp_path)
     folder = fleet.agent("desk", ANSWERS)
     async with assembled(fleet.app, folder) as agent, models_of(fleet.app, agent, None) as models:
-        speaking = Speaking(fleet.app, agent, models, WorkerId("talk"), chance=random.Random(1))
+        speaking = AgentContext(fleet.app, agent, models, WorkerId("talk"), chance=random.Random(1))
         chat = await begin(speaking, "Are you there?", "chat")
         await attend(speaking, chat)
         new = newer(world)

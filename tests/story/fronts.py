@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from halter.app.agent import assembled
+from halter.app.agent_context import AgentContext, models_of
 from halter.app.asking import Handled, ToModel, heard
-from halter.app.speaking import Speaking
-from halter.app.thinking import models_of
 from halter.core.ids import FLEET, inbox_stream, new_worker
 from halter.core.ports import Query, Stored
 from halter.core.rows import DecisionRow, SpendRow
@@ -39,7 +38,7 @@ PRICED = "models: {'scripted:script': {price: {input: 1, output: 10}}}\n"
 class Front:
     """One agent at whose door somebody speaks."""
 
-    def __init__(self, world: World, home: Path, speaking: Speaking) -> None:
+    def __init__(self, world: World, home: Path, speaking: AgentContext) -> None:
         self.world = world
         self.home = home
         self.speaking = speaking
@@ -87,7 +86,7 @@ async def front(stack: AsyncExitStack, world: World, home: Path, more: str = THI
     models = await stack.enter_async_context(models_of(app, agent))
     worker = new_worker("talk", world.ids)
     await stack.enter_async_context(tended(app.store, app.clock, worker))
-    return Front(world, home, Speaking(app, agent, models, worker, chance=world.random))
+    return Front(world, home, AgentContext(app, agent, models, worker, chance=world.random))
 
 
 def written(fleet: Fleet, name: str, more: str, tools: str = TOOLS, **files: str) -> Path:

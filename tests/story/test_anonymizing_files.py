@@ -7,9 +7,8 @@ import pytest
 from autonomous import Fleet
 
 from halter.app.agent import assembled
-from halter.app.speaking import Speaking
+from halter.app.agent_context import AgentContext, models_of
 from halter.app.talking import attend, begin
-from halter.app.thinking import models_of
 from halter.core.ids import WorkerId
 from halter.core.messages import Prompt, Reply, Text, user
 from halter.core.usage import ModelName
@@ -28,7 +27,7 @@ async def sent(world: World, tmp_path: Path, more: str) -> tuple[str, list[Promp
     folder = fleet.agent("desk", f"autonomy: {{enabled: false}}\nmodel: openai:x\n{more}")
     model = Scripted([Line(reply=Reply((Text("Done.", "model"),)), repeat=True)], world.clock, ModelName("openai", "x"))
     async with assembled(fleet.app, folder) as agent, models_of(fleet.app, agent, {"openai:x": model}) as models:
-        speaking = Speaking(fleet.app, agent, models, WorkerId("w"))
+        speaking = AgentContext(fleet.app, agent, models, WorkerId("w"))
         session = await begin(speaking, TASK, "task")
         came, _ = await attend(speaking, session)
         assert came.state == "COMPLETED"

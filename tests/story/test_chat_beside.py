@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from halter.app.speaking import Speaking
+from halter.app.agent_context import AgentContext
 from halter.app.talking import attend, begin, say
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import RequestStarted, TurnStarted, WakePosted
@@ -42,7 +42,7 @@ async def price() -> str:
 """
 
 
-async def beside(fleet: Fleet) -> Speaking:
+async def beside(fleet: Fleet) -> AgentContext:
     """Somebody who talks with the agent, in a process of their own."""
     assert fleet.up is not None
     return msgspec.structs.replace(fleet.up.agents["desk"].speaking, worker=WorkerId("talk"))

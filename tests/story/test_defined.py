@@ -3,8 +3,11 @@
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from halter.app.defined import GOOD_FOR, Defined
+import msgspec
+
+from halter.app.agent_context import GOOD_FOR
 from halter.core.ids import Digest
 from halter.core.ports import Store
 from halter.testing.relay import Relay
@@ -23,13 +26,22 @@ class Counted(Relay):
         self.puts += 1
         return await super().put(data)
 
+    def patient(self, *_: object) -> "Counted":
+        """Count also what is put by those who would wait for the store."""
+        return self
+
 
 async def test_a_definition_is_put_away_once_an_hour_and_for_each_agent(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        agent = (await front(stack, world, tmp_path)).speaking.agent
-        defined, store = Defined(), Counted(world.store)
-        names = [await defined.of(agent, store, later) for later in (0, GOOD_FOR - 1, GOOD_FOR)]
+        context = (await front(stack, world, tmp_path)).speaking
+        store: Any = Counted(world.store)
+        context = msgspec.structs.replace(context, app=replace(context.app, store=store))
+        names = [await context.definition()]
+        await world.advance(GOOD_FOR - 1)
+        names.append(await context.definition())
+        await world.advance(1)
+        names.append(await context.definition())
         assert (len(set(names)), store.puts) == (1, 2)
-        await defined.of(replace(agent), store, GOOD_FOR)
+        await msgspec.structs.replace(context, agent=replace(context.agent)).definition()
         assert store.puts == 3
         assert await store.get(names[0])

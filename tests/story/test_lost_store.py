@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from halter import Guard
-from halter.app.doors import gatehouse_for
+from halter.app.agent_context import gatehouse_for
 from halter.app.opened import App
 from halter.brain.session_runtime import SessionRuntime
 from halter.config.agent import agent_of

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from halter.app.agent import Assembled, assembled
-from halter.app.doors import gatehouse_for
+from halter.app.agent_context import gatehouse_for
 from halter.app.opened import App, open_app
 from halter.app.pins import MOST_ASKED
 from halter.app.up import turn_off

@@ -11,10 +11,10 @@ from agents import Bench
 from loops import says
 
 from halter.app.agent import Assembled, assembled
+from halter.app.agent_context import models_of
 from halter.app.opened import open_app
 from halter.app.pacing import against_pacing
-from halter.app.talking import Speaking, begin
-from halter.app.thinking import models_of
+from halter.app.talking import AgentContext, begin
 from halter.config.agent import Agent, agent_of
 from halter.config.fleet import fleet_of
 from halter.config.load import load_bytes
@@ -166,7 +166,7 @@ def test_the_sentences_name_what_there_is_and_what_to_change() -> None:
 
 
 @asynccontextmanager
-async def speaking(home: Path, text: str) -> AsyncGenerator[Speaking]:
+async def speaking(home: Path, text: str) -> AsyncGenerator[AgentContext]:
     """Put an agent of a folder together."""
     folder = home / "desk"
     folder.mkdir()
@@ -178,10 +178,10 @@ async def speaking(home: Path, text: str) -> AsyncGenerator[Speaking]:
         assembled(app, folder) as ready,
         models_of(app, ready) as models,
     ):
-        yield Speaking(app, ready, models, WorkerId("w"))
+        yield AgentContext(app, ready, models, WorkerId("w"))
 
 
-async def definition(spoken: Speaking) -> Mapping[str, Any]:
+async def definition(spoken: AgentContext) -> Mapping[str, Any]:
     session = await begin(spoken, "hello", "chat")
     (row,) = await spoken.app.store.ask(Query("session", SessionRow, {"session": session}))
     return msgspec.json.decode(await spoken.app.store.get(Digest(row.definition)))

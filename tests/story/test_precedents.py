@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from halter.app.agent import assembled
+from halter.app.agent_context import AgentContext, models_of
 from halter.app.attending import attending
 from halter.app.opened import open_app
-from halter.app.speaking import Speaking
 from halter.app.talking import begin, row_of
-from halter.app.thinking import models_of
 from halter.core.clock import MINUTE
 from halter.core.events import ContextGiven, DecisionAsked, PrecedentProposed, ProposalDecided
 from halter.core.ids import FLEET, SessionId, new_worker
@@ -53,13 +52,13 @@ async def _proposes(home: Path, url: str, number: int) -> list[str]:
         models_of(app, agent) as models,
     ):
         worker = new_worker(f"process-{number}", app.ids)
-        speaking = Speaking(app, agent, models, worker)
+        speaking = AgentContext(app, agent, models, worker)
         async with tended(speaking.store, app.clock, worker):
             names = [await begin(speaking, "Look.", "task", f"s-{number}-{each}") for each in range(EACH)]
             return await asyncio.gather(*(_proposal(speaking, session) for session in names))
 
 
-async def _proposal(speaking: Speaking, session: SessionId) -> str:
+async def _proposal(speaking: AgentContext, session: SessionId) -> str:
     (lease,) = await speaking.store.claim(speaking.worker, 1, session)
     made = await attending(speaking, await row_of(speaking, session), lease)
     await made.running.take_up()

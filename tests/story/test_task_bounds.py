@@ -5,10 +5,9 @@ from pathlib import Path
 from autonomous import Fleet
 
 from halter.app.agent import assembled
-from halter.app.speaking import Speaking
+from halter.app.agent_context import AgentContext, models_of
 from halter.app.talking import attend, begin
 from halter.app.tasking import MOST_KEPT, given
-from halter.app.thinking import models_of
 from halter.core.events import MemoryProposed, ProposalDecided
 from halter.core.ids import FLEET, WorkerId, session_stream
 from halter.core.messages import Reply, Text, ToolCall
@@ -32,7 +31,7 @@ async def test_a_skill_is_worked_by_the_model_that_is_named_for_it(world: World,
     small = Scripted([say("The end.")], world.clock, ModelName("openai", "small"))
     models = {"openai:large": large, "openai:small": small}
     async with assembled(fleet.app, folder) as agent, models_of(fleet.app, agent, models) as named:
-        speaking = Speaking(fleet.app, agent, named, WorkerId("w"))
+        speaking = AgentContext(fleet.app, agent, named, WorkerId("w"))
         await attend(speaking, await begin(speaking, "Mend it.", "task"))
     (asked,) = small.asked
     (part,) = asked.messages[0].parts

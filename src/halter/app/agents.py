@@ -24,21 +24,19 @@ from typing import Any, Self, TypeVar, Unpack, overload
 import msgspec
 
 from halter.app.agent import Assembled, assembled, unique
+from halter.app.agent_context import AgentContext, Models, models_of
+from halter.app.opened import App
 from halter.app.pacing import against_pacing
 from halter.app.policy import written_fleet
-from halter.app.program import Held, Program, ProgramOptions, document, secrets_of
+from halter.app.program import Program, ProgramOptions, agent_said, secrets_of
 from halter.app.protected import hold, protected_for
 from halter.app.result import Result, final_answer, result_of
-from halter.app.speaking import Speaking
 from halter.app.talking import begin, claim_session, reopen, say
-from halter.app.thinking import models_of
 from halter.brain.loop import NOBODY, Watching
 from halter.brain.session_runtime import Waits
 from halter.brain.turn import FINAL_ANSWER
-from halter.config.agent import agent_of
 from halter.config.fleet import Fleet
 from halter.config.resolve import against_tools, resolve_agent
-from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import session_stream
 from halter.core.messages import Model, StreamChunk
@@ -76,10 +74,10 @@ class AgentOptions(ProgramOptions, total=False):
     waits: Waits
 
 
-KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "reflex", "limits")
+KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "reflex")
 
 
-class Agent(Program[Speaking]):
+class Agent(Program):
     """One agent over one store."""
 
     NOUN = "agent"
@@ -175,7 +173,7 @@ class Agent(Program[Speaking]):
 
     async def _attended(
         self,
-        speaking: Speaking,
+        speaking: AgentContext,
         session: str,
         deps: Any,
         output_type: type[Any] | None,
@@ -196,7 +194,7 @@ class Agent(Program[Speaking]):
         return msgspec.structs.replace(result, output=output)
 
     @asynccontextmanager
-    async def _for_once(self) -> AsyncGenerator[Speaking]:
+    async def _for_once(self) -> AsyncGenerator[AgentContext]:
         """Use what is open, or open it for this once."""
         if self._open is not None:
             yield self._open
@@ -204,16 +202,13 @@ class Agent(Program[Speaking]):
         async with self._opening() as speaking:
             yield speaking
 
-    @asynccontextmanager
-    async def _opening(self) -> AsyncGenerator[Speaking]:
-        async with self._held() as held, AsyncExitStack() as stack:
-            given: Mapping[str, Model] = {}
-            if self._folder is None:
-                agent, given = self._said(held.app.fleet)
-            else:
-                agent = await stack.enter_async_context(assembled(held.app, self._folder))
-            models = await stack.enter_async_context(models_of(held.app, agent, given))
-            yield _spoken(held, agent, models)
+    async def _assembled(self, app: App, stack: AsyncExitStack) -> tuple[Assembled, Models]:
+        given: Mapping[str, Model] = {}
+        if self._folder is None:
+            agent, given = self._said(app.fleet)
+        else:
+            agent = await stack.enter_async_context(assembled(app, self._folder))
+        return agent, await stack.enter_async_context(models_of(app, agent, given))
 
     def _written(self) -> Fleet | None:
         """Read the fleet's file of an agent in a folder, unless the program says something of the fleet itself."""
@@ -223,20 +218,15 @@ class Agent(Program[Speaking]):
     def _said(self, fleet: Fleet) -> tuple[Assembled, Mapping[str, Model]]:
         """Read what was said in Python as if it stood in the files, so that the same is checked in the same words."""
         options = self._said_of
-        policy = options.get("policy", {})
-        limits = {**policy.get("limits", {}), **options.get("limits", {})}
-        if "max_cost_usd" in options:
-            limits["max_cost_usd"] = options["max_cost_usd"]
         fallbacks = options.get("fallback_models", ())
         if isinstance(fallbacks, str):
             raise ConfigError(f"`fallback_models` is the text {fallbacks!r}, but must be a list of models.")
         named = [*([options["model"]] if "model" in options else []), *fallbacks]
         given = {str(each.name): each for each in named if not isinstance(each, str)}
-        said: dict[str, Any] = {"name": self._name, **policy}
-        said |= {key: value for key, value in options.items() if key in KEYS} | {"limits": limits}
+        more: dict[str, Any] = {key: value for key, value in options.items() if key in KEYS}
         if not given and named:
-            said |= {"model": named[0]} | ({"fallback_models": named[1:]} if named[1:] else {})
-        agent = agent_of(document(said, "the agent"))
+            more |= {"model": named[0]} | ({"fallback_models": named[1:]} if named[1:] else {})
+        agent = agent_said(self._name, options, "the agent", options.get("limits", {}), more)
         resolved = resolve_agent(fleet, agent, None)
         if given:
             names = [each if isinstance(each, str) else str(each.name) for each in named]
@@ -249,17 +239,13 @@ class Agent(Program[Speaking]):
         return Assembled(**resolved.parts(), tools=unique(self._tools), secrets=secrets), given
 
 
-async def _spoken_to(speaking: Speaking, message: str, session: str, new: str, kind: SessionKind) -> str:
+async def _spoken_to(speaking: AgentContext, message: str, session: str, new: str, kind: SessionKind) -> str:
     """Say something to a session that there is, or begin one with it; what was begun before is not begun again."""
     if not session:
         return await begin(speaking, message, kind, new)
     await reopen(speaking, session)
     await say(speaking, session, message)
     return session
-
-
-def _spoken(held: Held, agent: Assembled, models: Any) -> Speaking:
-    return Speaking(held.app, agent, models, held.worker, held.lease + SECOND)
 
 
 def _heard(agent: Assembled) -> Assembled:

@@ -13,9 +13,9 @@ from msgspec import UNSET
 
 from halter.app import planning, quick
 from halter.app.agent import OWN_TOOLS
+from halter.app.agent_context import AgentContext
 from halter.app.delegating import delegate, names_of, neighbours, spoken_for
 from halter.app.scripts import play
-from halter.app.speaking import Speaking
 from halter.app.talking import begin, say
 from halter.brain.fastpaths import Plain, Surroundings
 from halter.brain.loop import NOBODY, Watching
@@ -66,7 +66,7 @@ class Showing:
 UNSEEN: Final = Showing()
 
 
-async def surroundings(speaking: Speaking) -> Surroundings:
+async def surroundings(speaking: AgentContext) -> Surroundings:
     """Tell the names that mean something in a message to this agent."""
     now = speaking.app.clock.now()
     return await surroundings_of(speaking.agent, speaking.store, now, has_tools=bool(names_of(speaking)))
@@ -101,7 +101,7 @@ def declares_tools(agent: ResolvedAgent, folder: Path) -> bool:
 
 
 async def heard(
-    speaking: Speaking,
+    speaking: AgentContext,
     session: str,
     text: str,
     *,
@@ -123,14 +123,14 @@ async def heard(
     return await _done(speaking, session, text, routed, kind, showing)
 
 
-async def _answered(speaking: Speaking, session: str, text: str, routed: Routed, *, ahead: bool) -> Handled:
+async def _answered(speaking: AgentContext, session: str, text: str, routed: Routed, *, ahead: bool) -> Handled:
     answer = await quick.answered(speaking, routed, session, ahead=ahead)
     await _written(speaking, session, routed, text, answer)
     return Handled(routed, answer)
 
 
 async def _done(
-    speaking: Speaking, session: str, text: str, routed: Routed, kind: SessionKind, showing: Showing
+    speaking: AgentContext, session: str, text: str, routed: Routed, kind: SessionKind, showing: Showing
 ) -> Handled | ToModel:
     match routed.details:
         case Scheduled() as said:
@@ -150,7 +150,13 @@ async def _done(
 
 
 async def _delegated(
-    speaking: Speaking, session: str, text: str, routed: Routed, said: Delegated, kind: SessionKind, showing: Showing
+    speaking: AgentContext,
+    session: str,
+    text: str,
+    routed: Routed,
+    said: Delegated,
+    kind: SessionKind,
+    showing: Showing,
 ) -> Handled | ToModel:
     """Let another agent do it. Its last words answer in a chat; whoever was given a task answers with them itself."""
     try:
@@ -166,7 +172,7 @@ async def _delegated(
     return Handled(routed, came.words, came.ok, came.session)
 
 
-async def _played(speaking: Speaking, routed: Routed, said: Script, showing: Showing) -> Handled:
+async def _played(speaking: AgentContext, routed: Routed, said: Script, showing: Showing) -> Handled:
     try:
         played = await play(speaking, said, showing.stepped, showing.waits)
     except ConfigError as error:
@@ -174,7 +180,7 @@ async def _played(speaking: Speaking, routed: Routed, said: Script, showing: Sho
     return Handled(routed, played.sentence, played.ok, played.session)
 
 
-async def tell(speaking: Speaking, session: str, text: str, kind: SessionKind) -> None:
+async def tell(speaking: AgentContext, session: str, text: str, kind: SessionKind) -> None:
     """Say something to a session, or begin it with that."""
     if await _has_begun(speaking, session):
         await say(speaking, session, text)
@@ -182,13 +188,13 @@ async def tell(speaking: Speaking, session: str, text: str, kind: SessionKind) -
         await begin(speaking, text, kind, session)
 
 
-async def _has_begun(speaking: Speaking, session: str) -> bool:
+async def _has_begun(speaking: AgentContext, session: str) -> bool:
     rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))
     return bool(rows) and rows[0].started_at > 0
 
 
 async def _written(
-    speaking: Speaking, session: str, routed: Routed, text: str, answer: str = "", *, begins: bool = False
+    speaking: AgentContext, session: str, routed: Routed, text: str, answer: str = "", *, begins: bool = False
 ) -> None:
     """Write down which way a message took.
 

@@ -6,27 +6,33 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
-from halter.app.speaking import Speaking
+from halter.app.agent import Assembled
+from halter.app.agent_context import AgentContext, Models
 from halter.app.tasking import Tasking
-from halter.app.thinking import thinking
 from halter.app.triggered import Beginnings, beginnings_of
 from halter.autonomy.awareness import Awareness
 from halter.autonomy.hotstate import HotState
 from halter.autonomy.hours import hours_of
 from halter.autonomy.pace import Paced, Terms
+from halter.brain.decide import Rules
 from halter.brain.loop import NO_SENSES, NOBODY, Loop, Watching
 from halter.brain.session_runtime import SessionRuntime, Waits
+from halter.brain.window import Thinking
 from halter.config.pacing import compiled_gate
 from halter.core.limits import Cap
-from halter.core.messages import Anonymizing
+from halter.core.messages import Anonymizing, Model
 from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow, Snapshot
 from halter.core.spec import Phase
 from halter.core.tasks import caps_of
 from halter.core.tools import Tool
+from halter.core.vocabulary import SessionKind
 from halter.guard.ask import Standing
 from halter.work.conversation import Conversation
 from halter.work.verbs import verbs
+
+AUTONOMOUS_WINDOW = 60_000
+"""What an autonomous session sends at most: it does so again and again, unattended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class Attending:
     terms: Terms
 
 
-def terms_of(speaking: Speaking) -> Terms:
+def terms_of(speaking: AgentContext) -> Terms:
     """Make ready what an agent's file says of its pace."""
     pacing = speaking.agent.pacing
     autonomy = pacing.autonomy
@@ -54,7 +60,7 @@ def terms_of(speaking: Speaking) -> Terms:
 
 
 async def attending(
-    speaking: Speaking,
+    speaking: AgentContext,
     row: SessionRow,
     lease: Lease,
     *,
@@ -81,7 +87,7 @@ async def attending(
     phases = [granted(phase, own, began.grants) for phase in agent.policy.phases]
     # Who has no tools of its own answers in one request: it is told of none at all.
     told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or asked_for) else tools
-    thinks = thinking(agent, speaking.models, row.kind, told, phases[0], output=answer is not None)
+    thinks = _thinking(agent, speaking.models, row.kind, told, phases[0], output=answer is not None)
     standing = standing_of(speaking, row, phases[0], began)
     running = SessionRuntime(store, app.clock, speaking.gatehouse(), lease, standing, everything, waits)
     tasking.running = running
@@ -101,7 +107,60 @@ async def attending(
     return Attending(running, loop, conversation, aware, terms)
 
 
-async def _kept(speaking: Speaking, row: SessionRow, follows: str) -> bytes:
+def _thinking(
+    agent: Assembled, models: Models, kind: SessionKind, tools: Mapping[str, Tool], phase: Phase, *, output: bool
+) -> Thinking:
+    """Put together what a session's loop thinks with."""
+    mind, policy = agent.mind, agent.policy
+    own = tuple(models.named(name) for name in (mind.model, *mind.fallback_models))
+    summary = mind.model_for.get("summary")
+    offered = tuple(
+        tool.spec
+        for name, tool in tools.items()
+        if name not in policy.disabled and name not in agent.quarantined and phase.grants_tool(name)
+    )
+    return Thinking(
+        mind=mind,
+        rules=_rules(agent, kind, len(own), output=output),
+        models=own,
+        offered=offered,
+        window=_window(agent, own, kind),
+        summarizer=models.named(summary) if summary else None,
+    )
+
+
+def _rules(agent: Assembled, kind: SessionKind, models: int, *, output: bool) -> Rules:
+    mind, policy = agent.mind, agent.policy
+    return Rules(
+        kind=kind,
+        timeout=policy.timeout,
+        max_steps=policy.max_steps,
+        max_retries=mind.max_retries,
+        models=models,
+        max_tokens_recoveries=mind.max_tokens_recoveries,
+        max_repeated_tool_steps=mind.max_repeated_tool_steps,
+        on_cap=policy.on_cap,
+        expects_output=output,
+        **_pace(agent) if kind == "autonomous" else {},
+    )
+
+
+def _pace(agent: Assembled) -> Mapping[str, int]:
+    autonomy = agent.pacing.autonomy
+    return {key: getattr(autonomy, key) for key in ("min_sleep", "max_sleep", "max_actions_per_minute")}
+
+
+def _window(agent: Assembled, models: tuple[Model, ...], kind: SessionKind) -> int:
+    """Tell what is sent at most: as the agent's file says, or what all of its models take."""
+    from halter.models.providers import window_of
+
+    if agent.mind.context_window:
+        return agent.mind.context_window
+    least = min(window_of(model.name, model.base_url) for model in models)
+    return min(least, AUTONOMOUS_WINDOW) if kind == "autonomous" else least
+
+
+async def _kept(speaking: AgentContext, row: SessionRow, follows: str) -> bytes:
     """Find the hot state that was kept last: the session's own, or for a chat that of the agent that runs beside it.
 
     A session that follows another one begins with what that one knew.
@@ -117,7 +176,7 @@ async def _kept(speaking: Speaking, row: SessionRow, follows: str) -> bytes:
     return b""
 
 
-async def autonomous_of(speaking: Speaking) -> SessionRow | None:
+async def autonomous_of(speaking: AgentContext) -> SessionRow | None:
     """Find the newest session in which this agent runs, or ran, by itself."""
     params = {"agent": speaking.agent.policy.name, "kind": "autonomous", "limit": 1}
     return next(iter(await speaking.store.ask(Query("sessions_of", SessionRow, params))), None)
@@ -131,7 +190,7 @@ def granted(phase: Phase, own: Sequence[str], most: Sequence[str] | None) -> Pha
     return phase if phase.grants is None else Phase(phase.name, (*phase.grants, *own))
 
 
-def standing_of(speaking: Speaking, row: SessionRow, phase: Phase, began: Beginnings) -> Standing:
+def standing_of(speaking: AgentContext, row: SessionRow, phase: Phase, began: Beginnings) -> Standing:
     """Tell where a session stands: in its phase, below the caps of what began it, with its last words paid for."""
     agent = speaking.agent
     standing, policy = agent.standing(row.session, row.trigger), agent.policy

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from halter.app import runs
+from halter.app.agent_context import AgentContext
 from halter.app.living import Living
 from halter.app.runs import Given
 from halter.app.shelves import Library
-from halter.app.speaking import Speaking
 from halter.app.triggered import read_made, trigger_row
 from halter.app.triggers import Triggers
 from halter.core.errors import ConfigError
@@ -19,7 +19,7 @@ from halter.core.tasks import AnyTrigger, Schedule, Watch, Webhook, trigger_id
 LONGEST = 256 * 1024
 
 
-async def run_now(speaking: Speaking, folder: Path, name: str, file: Path | None) -> SessionId:
+async def run_now(speaking: AgentContext, folder: Path, name: str, file: Path | None) -> SessionId:
     """Start a run of a trigger; for a watch about a document, for a webhook with a file's text as its delivery."""
     store, agent = speaking.store, speaking.agent.policy.name
     await Triggers(speaking, folder, lambda _, __: None).settle()
@@ -38,7 +38,7 @@ async def run_now(speaking: Speaking, folder: Path, name: str, file: Path | None
     raise ConfigError(f"Another run of {name} was started at this very moment: look at halter sessions.")
 
 
-async def attended_here(speaking: Speaking, folder: Path, session: SessionId) -> bool:
+async def attended_here(speaking: AgentContext, folder: Path, session: SessionId) -> bool:
     """Take a run to its next rest or its end in this process; False where another one has taken it already."""
     for lease in await speaking.store.claim(speaking.worker, 1, session):
         await Living(speaking, folder).attend(lease)
@@ -47,7 +47,7 @@ async def attended_here(speaking: Speaking, folder: Path, session: SessionId) ->
 
 
 async def _given(
-    speaking: Speaking, folder: Path, row: TriggerRow, trigger: AnyTrigger, file: Path | None
+    speaking: AgentContext, folder: Path, row: TriggerRow, trigger: AnyTrigger, file: Path | None
 ) -> tuple[str, Given | None]:
     match trigger:
         case Schedule():
@@ -63,7 +63,7 @@ async def _given(
             return "", Given(text, speaking.app.settings.person, "webhook") if text else None
 
 
-async def _document(speaking: Speaking, folder: Path, row: TriggerRow, file: Path) -> str:
+async def _document(speaking: AgentContext, folder: Path, row: TriggerRow, file: Path) -> str:
     """Take a document in. The watch itself starts nothing for it: that was done by hand."""
     library = speaking.agent.library or Library(speaking.store, folder)
     place, seen = _seen(file)

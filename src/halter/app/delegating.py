@@ -9,9 +9,8 @@ from typing import Final
 import msgspec
 
 from halter.app.agent import assembled
-from halter.app.speaking import Speaking
+from halter.app.agent_context import AgentContext, models_of
 from halter.app.talking import attend, beginning, row_of
-from halter.app.thinking import models_of
 from halter.app.triggered import beginnings_of
 from halter.brain.lastwords import last_words
 from halter.brain.loop import NOBODY, Watching
@@ -62,7 +61,7 @@ def neighbours(place: Path | None) -> Mapping[str, Path]:
 
 
 @asynccontextmanager
-async def spoken_for(speaking: Speaking, name: str) -> AsyncGenerator[Speaking]:
+async def spoken_for(speaking: AgentContext, name: str) -> AsyncGenerator[AgentContext]:
     """Have the agent at hand that a task is for; without a name it is one like this agent."""
     if not name or name == speaking.agent.policy.name:
         yield speaking
@@ -77,9 +76,9 @@ async def spoken_for(speaking: Speaking, name: str) -> AsyncGenerator[Speaking]:
 
 
 async def delegate(
-    speaking: Speaking,
+    speaking: AgentContext,
     parent: str,
-    other: Speaking,
+    other: AgentContext,
     task: str,
     watching: Watching = NOBODY,
     waits: Waits = lambda _, __: None,
@@ -94,7 +93,7 @@ async def delegate(
     return await attended(other, child, watching, waits)
 
 
-async def go_on(speaking: Speaking, parent: str, watching: Watching, waits: Waits) -> AsyncGenerator[Came]:
+async def go_on(speaking: AgentContext, parent: str, watching: Watching, waits: Waits) -> AsyncGenerator[Came]:
     """Take up the sub-sessions that an earlier process left behind, one after the other."""
     for row in await speaking.store.ask(Query("open_children", SessionRow, {"session": parent})):
         try:
@@ -104,7 +103,7 @@ async def go_on(speaking: Speaking, parent: str, watching: Watching, waits: Wait
             yield Came(row.session, str(error))
 
 
-async def attended(other: Speaking, child: str, watching: Watching, waits: Waits) -> Came:
+async def attended(other: AgentContext, child: str, watching: Watching, waits: Waits) -> Came:
     """Take a sub-session from where it stands to its next rest or its end."""
     came, loop = await attend(other, child, watching=watching, waits=waits)
     words, ok = last_words(loop.messages), came.state == "COMPLETED"
@@ -115,7 +114,7 @@ async def attended(other: Speaking, child: str, watching: Watching, waits: Waits
     return Came(child, f"{words}\n{why}".strip(), ok, came.over)
 
 
-async def begun(speaking: Speaking, parent: SessionRow, other: Speaking, task: str) -> str:
+async def begun(speaking: AgentContext, parent: SessionRow, other: AgentContext, task: str) -> str:
     """Begin a sub-session with what can be carved out for it; an empty name if that is too little."""
     carved = await _carved(speaking, parent, other)
     if carved is None:
@@ -130,7 +129,7 @@ async def begun(speaking: Speaking, parent: SessionRow, other: Speaking, task: s
     return session if committed.events else ""
 
 
-async def _carved(speaking: Speaking, parent: SessionRow, other: Speaking) -> tuple[Leg, ...] | None:
+async def _carved(speaking: AgentContext, parent: SessionRow, other: AgentContext) -> tuple[Leg, ...] | None:
     """Work out a sub-session's part; nothing is carved out where neither of the two has a cap."""
     cap, left = await _left(speaking, parent)
     most = other.agent.policy.caps.session.max_cost_usd
@@ -140,7 +139,7 @@ async def _carved(speaking: Speaking, parent: SessionRow, other: Speaking) -> tu
     return carve(parent.session, min(amounts), cap) if min(amounts) >= LEAST else None
 
 
-async def _left(speaking: Speaking, parent: SessionRow) -> tuple[int | None, int | None]:
+async def _left(speaking: AgentContext, parent: SessionRow) -> tuple[int | None, int | None]:
     """Tell a session's configured cap, and what of the one that holds is neither spent nor held."""
     policy = speaking.agent.policy
     configured = policy.caps.session.max_cost_usd
@@ -151,7 +150,7 @@ async def _left(speaking: Speaking, parent: SessionRow) -> tuple[int | None, int
     return configured, None if cap is None else max(0, cap - row.spent - row.held)
 
 
-async def poor(speaking: Speaking, parent: SessionRow) -> str:
+async def poor(speaking: AgentContext, parent: SessionRow) -> str:
     """Say that there is too little money for a sub-session."""
     _, left = await _left(speaking, parent)
     return (
@@ -161,7 +160,7 @@ async def poor(speaking: Speaking, parent: SessionRow) -> str:
     )
 
 
-async def _grants(speaking: Speaking, parent: SessionRow, other: Speaking) -> tuple[str, ...]:
+async def _grants(speaking: AgentContext, parent: SessionRow, other: AgentContext) -> tuple[str, ...]:
     """Name the tools that both have and that the parent may use now: a sub-session never gets more than it."""
     own, policy = speaking.agent, speaking.agent.policy
     most = (await beginnings_of(speaking, parent)).grants
@@ -176,6 +175,6 @@ async def _grants(speaking: Speaking, parent: SessionRow, other: Speaking) -> tu
     )
 
 
-def names_of(speaking: Speaking) -> tuple[str, ...]:
+def names_of(speaking: AgentContext) -> tuple[str, ...]:
     """Name all tools that an agent's tasks have, its verbs among them."""
     return (*speaking.agent.tools, *speaking.agent.tasks.verbs)

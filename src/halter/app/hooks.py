@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from halter.app import runs
+from halter.app.agent_context import AgentContext
 from halter.app.runs import FROM_FILE, Given
-from halter.app.speaking import Speaking
 from halter.app.triggered import trigger_row
 from halter.app.triggers import Triggers
 from halter.core.clock import SECOND
@@ -51,7 +51,7 @@ class Rejected(msgspec.Struct, frozen=True):
 class Hooks:
     """Takes deliveries for the webhooks of the agents of this process."""
 
-    def __init__(self, agents: Mapping[str, Speaking], triggers: Mapping[str, Triggers]) -> None:
+    def __init__(self, agents: Mapping[str, AgentContext], triggers: Mapping[str, Triggers]) -> None:
         self._agents = agents
         self._triggers = triggers
 
@@ -82,7 +82,7 @@ class Hooks:
         hooks = () if speaking is None else speaking.agent.tasks.webhooks
         return next((hook for hook in hooks if hook.name == name), None)
 
-    async def _started(self, speaking: Speaking, hook: Webhook, delivery: Delivery) -> Accepted | Rejected:
+    async def _started(self, speaking: AgentContext, hook: Webhook, delivery: Delivery) -> Accepted | Rejected:
         identity = trigger_id(speaking.agent.policy.name, hook.name)
         store, key = speaking.store, f"delivery/{delivery.delivery}"
         for _ in range(TRIES):
@@ -104,7 +104,9 @@ class Hooks:
                     return Accepted(stored.event.session, committed.repeated)
         return Rejected(503, "Too much comes at once: send it again in a moment.", SECOND)
 
-    async def _against(self, speaking: Speaking, hook: Webhook, identity: str, key: str) -> Accepted | Rejected | None:
+    async def _against(
+        self, speaking: AgentContext, hook: Webhook, identity: str, key: str
+    ) -> Accepted | Rejected | None:
         """Tell what stands against a run. A delivery that came before is answered as it was then."""
         seen = await self._triggers[speaking.agent.policy.name].delivered(identity, key)
         if seen:
@@ -122,7 +124,7 @@ class Hooks:
 Against = tuple[SkipReason, str, int | None]
 
 
-def _token_fits(speaking: Speaking, hook: Webhook, token: str) -> bool:
+def _token_fits(speaking: AgentContext, hook: Webhook, token: str) -> bool:
     names = secret_names(hook.token.encode())
     secrets = speaking.agent.secrets
     expected = [secrets.value(name) for name in names if name in secrets.names()]

@@ -15,33 +15,30 @@ all of it is in the journal before it happens. What a program was doing when it 
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Unpack
 
 import msgspec
 
 from halter.app.agent import Assembled, unique
+from halter.app.agent_context import AgentContext, Models, keep_policy
 from halter.app.budgets import current_budgets
-from halter.app.defined import keep_policy
 from halter.app.desk.money import Budget, shown_budgets
-from halter.app.doors import gatehouse_for
 from halter.app.opened import App
-from halter.app.program import Program, ProgramOptions, secrets_of, spoken
+from halter.app.program import Program, ProgramOptions, agent_said, secrets_of
 from halter.app.protected import hold, protected_for
 from halter.brain.session_runtime import SessionRuntime
-from halter.config.fleet import Fleet
 from halter.config.resolve import against_tools, rates_of, resolve
-from halter.core.clock import SECOND
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import SessionStarted
-from halter.core.ids import SessionId, WorkerId, session_stream
+from halter.core.ids import SessionId, session_stream
 from halter.core.messages import Model
 from halter.core.mind import Mind
 from halter.core.money import Usd, usd
 from halter.core.newer import left_to_newer
 from halter.core.options import demand_known
-from halter.core.ports import Lease, Query, Store, Stored, kept
+from halter.core.ports import Lease, Query, kept, whole
 from halter.core.rows import SessionRow
 from halter.core.text import to_body
 from halter.core.vocabulary import State, TerminalReason
@@ -50,14 +47,12 @@ from halter.guard.approvals import Open, needs_you
 from halter.guard.ask import Call
 from halter.guard.chokepoint import Answer, NeedsPerson
 from halter.guard.flight import StillHeld
-from halter.guard.gatehouse import Gatehouse
 from halter.state import life
 from halter.state.receipt import Receipt
 from halter.state.receipt import receipt as receipt_of
 from halter.tools.arguments import canonical_json
 from halter.tools.tool import FunctionTool
 
-PAGE: Final = 1000
 NEWEST: Final = 1_000_000
 
 
@@ -79,7 +74,7 @@ class Report(msgspec.Struct, frozen=True):
     needs_you: tuple[Open, ...]
 
 
-class Guard(Program["_Opened"]):
+class Guard(Program):
     """One agent's guard over one store. Use it as an async context manager; it is open inside."""
 
     NOUN = "guard"
@@ -89,13 +84,6 @@ class Guard(Program["_Opened"]):
         super().__init__(agent, store, options)
         self._agent = agent
         self._simulates = options.get("simulates")
-
-    @asynccontextmanager
-    async def _opening(self) -> AsyncGenerator["_Opened"]:
-        async with self._held() as held:
-            agent = self._assembled(held.app.fleet)
-            gatehouse = gatehouse_for(held.app, agent.policy, agent.secrets, self._simulates)
-            yield _Opened(held.app, held.store, agent, gatehouse, held.worker, held.lease)
 
     @asynccontextmanager
     async def session(self, task: str = "", *, id: str | None = None) -> AsyncGenerator["GuardedSession"]:  # noqa: A002 It is the word for it everywhere.
@@ -134,7 +122,7 @@ class Guard(Program["_Opened"]):
             needs_you=tuple(await needs_you(opened.app.store, opened.app.clock.now())),
         )
 
-    async def _budgets(self, opened: "_Opened") -> Sequence[Budget]:
+    async def _budgets(self, opened: AgentContext) -> Sequence[Budget]:
         store = opened.app.store
         return await shown_budgets(store, await current_budgets(store, opened.app.clock.now()))
 
@@ -143,7 +131,7 @@ class Guard(Program["_Opened"]):
         opened = self._opened()
         params = {"agent": self._agent, "limit": limit}
         own = await opened.app.store.ask(Query("sessions_of_agent", SessionRow, params))
-        return tuple([receipt_of(await _events(opened, row.session)) for row in own])
+        return tuple([receipt_of(await whole(opened.store, session_stream(row.session))) for row in own])
 
     async def _taken_up(self, task: str, session: str | None) -> "GuardedSession":
         opened = self._opened()
@@ -152,32 +140,37 @@ class Guard(Program["_Opened"]):
             agent=self._agent,
             kind="task",
             started_by=self._settings.person,
-            definition=await keep_policy(opened.store, opened.agent.policy, opened.gatehouse.redacted),
+            definition=await keep_policy(opened.store, opened.agent.policy, opened.gatehouse().redacted),
         )
-        body = to_body(opened.gatehouse.redacted(task))
+        body = to_body(opened.gatehouse().redacted(task))
         await opened.store.commit(life.start(started, *await kept(opened.store, body)))
         lease = await self._lease(opened, SessionId(started.session))
         if lease is None:
             raise await _not_taken(opened, started.session)
         standing = opened.agent.standing(started.session)
-        running = SessionRuntime(opened.store, opened.app.clock, opened.gatehouse, lease, standing, opened.agent.tools)
+        running = SessionRuntime(
+            opened.store, opened.app.clock, opened.gatehouse(), lease, standing, opened.agent.tools
+        )
         events = await running.take_up()
         return GuardedSession(opened, running, len(events))
 
-    async def _lease(self, opened: "_Opened", session: SessionId) -> Lease | None:
+    async def _lease(self, opened: AgentContext, session: SessionId) -> Lease | None:
         """Take a session at once if it is over or free; else wait for as long as an owner that died would have it."""
         (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
-        patience = 0 if row.ended_at is not None or left_to_newer(row) else opened.lease + SECOND
+        patience = 0 if row.ended_at is not None or left_to_newer(row) else opened.patience
         return await taken(opened.store, opened.app.clock, opened.worker, session, patience)
 
-    def _assembled(self, fleet: Fleet) -> Assembled:
-        agent = spoken(self._agent, self._options)
-        policy = resolve(fleet, agent)
+    async def _assembled(self, app: App, stack: AsyncExitStack) -> tuple[Assembled, Models]:
+        agent = agent_said(self._agent, self._options, "the guard's policy", {}, {})
+        policy = resolve(app.fleet, agent)
         tools = unique(self._tools)
         hold(self._tools, protected_for(self._settings, None, None))
         against_tools(policy, agent, (tool.spec for tool in self._tools))
-        secrets = secrets_of(self._options, self._environ)
-        return Assembled(policy=policy, mind=Mind(rates=rates_of(fleet)), tools=tools, secrets=secrets)
+        model, mind = self._simulates, Mind(rates=rates_of(app.fleet))
+        if model is not None:
+            mind = msgspec.structs.replace(mind, model_for={"simulation": str(model.name)})
+        made = Assembled(policy=policy, mind=mind, tools=tools, secrets=secrets_of(self._options, self._environ))
+        return made, Models(app, made, {} if model is None else {str(model.name): model})
 
 
 class _Spent(msgspec.Struct, frozen=True):
@@ -193,7 +186,7 @@ class SessionOver(HalterError):
     """A session cannot be gone on with: it has ended, and its receipt says how."""
 
 
-async def _not_taken(opened: "_Opened", session: str) -> SessionTaken | SessionOver:
+async def _not_taken(opened: AgentContext, session: str) -> SessionTaken | SessionOver:
     (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
     if row.ended_at is not None:
         return SessionOver(f"Session {session} is over ({row.state}, {row.terminal_reason}): begin another one.")
@@ -202,21 +195,10 @@ async def _not_taken(opened: "_Opened", session: str) -> SessionTaken | SessionO
     return SessionTaken(f"Another process, {row.owner}, works on session {session}: wait for it, or cancel it there.")
 
 
-class _Opened(msgspec.Struct, frozen=True):
-    """What a guard has while it is open."""
-
-    app: App
-    store: Store
-    agent: Assembled
-    gatehouse: Gatehouse
-    worker: WorkerId
-    lease: int
-
-
 class GuardedSession:
     """One session of a program."""
 
-    def __init__(self, opened: _Opened, running: SessionRuntime, seen: int) -> None:
+    def __init__(self, opened: AgentContext, running: SessionRuntime, seen: int) -> None:
         self._opened = opened
         self._running = running
         self._asked = seen
@@ -269,10 +251,3 @@ def _name(tool: str | FunctionTool) -> str:
 
 def _json(arguments: Mapping[str, Any]) -> bytes:
     return canonical_json(msgspec.to_builtins(dict(arguments)))
-
-
-async def _events(opened: _Opened, session: str) -> Sequence[Stored]:
-    found: list[Stored] = []
-    while page := await opened.store.read(session_stream(session), len(found), PAGE):
-        found += page
-    return found

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from halter.app.agent_context import AgentContext
 from halter.app.attending import Attending, attending
 from halter.app.playing import go_on_with, plays
 from halter.app.sensors import Sensors, fetchers
-from halter.app.speaking import Speaking
 from halter.app.succession import handed_over
 from halter.app.talking import Before, begin, row_of
 from halter.autonomy.resident import Resident, Watched
@@ -41,7 +41,7 @@ def nobody(_: str, __: str, ___: Mapping[str, Any]) -> None:
 class Living:
     """One agent that runs by itself."""
 
-    def __init__(self, speaking: Speaking, folder: Path, pulse: Pulse = nobody) -> None:
+    def __init__(self, speaking: AgentContext, folder: Path, pulse: Pulse = nobody) -> None:
         self.speaking = speaking
         self.snapshots: dict[SessionId, Callable[[], bytes]] = {}
         self._folder = folder

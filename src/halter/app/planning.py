@@ -7,9 +7,9 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from halter.app.agent_context import AgentContext
 from halter.app.forecasts import MONTH, balances_of, mean_cost, runs_of, shown_most, within_policy
 from halter.app.runs import digest_of
-from halter.app.speaking import Speaking
 from halter.app.triggered import made_of
 from halter.autonomy.forecast import Clockwork, forecast, least
 from halter.brain.route import Scheduled
@@ -37,7 +37,7 @@ class Asked(msgspec.Struct, frozen=True):
     sentence: str
 
 
-async def propose(speaking: Speaking, said: Scheduled) -> Asked:
+async def propose(speaking: AgentContext, said: Scheduled) -> Asked:
     """Ask a person whether a task may be done at certain times."""
     against = _against(speaking, said)
     if against:
@@ -58,7 +58,7 @@ async def propose(speaking: Speaking, said: Scheduled) -> Asked:
     return Asked(question.decision, f"{planned.shown}\n{how}")
 
 
-def _against(speaking: Speaking, said: Scheduled) -> str:
+def _against(speaking: AgentContext, said: Scheduled) -> str:
     """Say why it cannot be planned, if so."""
     if len(said.prompt) > LONGEST:
         return f"That is too long for a schedule: say it in at most {LONGEST:,} characters."
@@ -69,13 +69,13 @@ def _against(speaking: Speaking, said: Scheduled) -> str:
     return ""
 
 
-def _lasts(speaking: Speaking, timing: Timing, now: int) -> int:
+def _lasts(speaking: AgentContext, timing: Timing, now: int) -> int:
     """Tell how long a yes may be waited for; after the moment that is meant, it would come too late."""
     most = speaking.agent.policy.approval_expiry
     return most if timing.at is None else min(most, timing.at - now)
 
 
-async def _free_name(speaking: Speaking, prompt: str) -> str:
+async def _free_name(speaking: AgentContext, prompt: str) -> str:
     """Name it after its task, as nothing of the agent is or was called."""
     found = re.findall(r"[a-z0-9]+", prompt.lower())[:WORDS]
     name = "-".join(found)[:40].strip("-") or "task"
@@ -85,7 +85,7 @@ async def _free_name(speaking: Speaking, prompt: str) -> str:
     return name if number == 1 else f"{name}-{number}"
 
 
-async def _taken(speaking: Speaking, name: str) -> bool:
+async def _taken(speaking: AgentContext, name: str) -> bool:
     identity = trigger_id(speaking.agent.policy.name, name)
     if speaking.agent.tasks.trigger(name) is not None:
         return True
@@ -94,7 +94,7 @@ async def _taken(speaking: Speaking, name: str) -> bool:
     return bool(await speaking.store.ask(Query("decision", DecisionRow, {"decision": f"schedule/{identity}"})))
 
 
-async def _cost(speaking: Speaking, schedule: Schedule, said: Scheduled, now: int) -> str:
+async def _cost(speaking: AgentContext, schedule: Schedule, said: Scheduled, now: int) -> str:
     """Say what it costs at most, and what earlier tasks cost."""
     store = speaking.store
     policy = await within_policy(store, speaking.agent.policy)

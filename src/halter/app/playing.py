@@ -1,22 +1,19 @@
 """Playing a playbook from beginning to end, in this process; another one can go on with it at any time."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from halter.app.agent import Assembled
+from halter.app.agent_context import PATIENCE, AgentContext, gatehouse_for, keep_policy
 from halter.app.attending import granted, standing_of
-from halter.app.defined import keep_policy
-from halter.app.doors import gatehouse_for
-from halter.app.opened import LEASE, App
-from halter.app.speaking import Speaking
+from halter.app.opened import App
 from halter.app.talking import row_of
 from halter.app.tasking import Tasking
 from halter.app.triggered import beginnings_of, read_made, trigger_row
 from halter.brain.session_runtime import SessionRuntime, Waits
-from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, new_worker, session_stream
@@ -27,9 +24,6 @@ from halter.core.text import from_body, listed
 from halter.dispatch.tending import taken, tended
 from halter.state import life
 from halter.work.playbooks import Ended, Task, Tell, read, walk, written
-
-PATIENCE: Final = LEASE + 5 * SECOND
-"""How long a session is waited for whose owner may have died."""
 
 
 async def begin(app: App, agent: Assembled, playbook: Playbook, inputs: Mapping[str, Any]) -> SessionId:
@@ -61,7 +55,7 @@ async def begin(app: App, agent: Assembled, playbook: Playbook, inputs: Mapping[
     return session
 
 
-async def plays(speaking: Speaking, row: SessionRow) -> bool:
+async def plays(speaking: AgentContext, row: SessionRow) -> bool:
     """Tell whether a session that was triggered walks through a playbook."""
     if not row.trigger:
         return False
@@ -70,7 +64,7 @@ async def plays(speaking: Speaking, row: SessionRow) -> bool:
     return made is not None and made.trigger().playbook is not UNSET
 
 
-async def go_on_with(speaking: Speaking, lease: Lease) -> Ended:
+async def go_on_with(speaking: AgentContext, lease: Lease) -> Ended:
     """Take a playbook's session from where it stands to its end, in the hands of whoever has its lease."""
     agent, app, store = speaking.agent, speaking.app, speaking.store
     task = await _task(app, agent, lease.session)

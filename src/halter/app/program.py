@@ -4,23 +4,23 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack, overload
 
 import msgspec
 
+from halter.app.agent import Assembled
+from halter.app.agent_context import AgentContext, Models
 from halter.app.opened import LEASE, App, open_app
 from halter.config.agent import Agent, agent_of
 from halter.config.fleet import Fleet, fleet_of, read_fleet
 from halter.config.load import Document, Places
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ConfigError
-from halter.core.ids import WorkerId, new_worker
-from halter.core.ports import Store
+from halter.core.ids import new_worker
 from halter.core.tools import Tool
 from halter.dispatch.tending import tended
 from halter.guard.secrets import GivenSecrets, Secrets, from_environment
@@ -52,41 +52,11 @@ class ProgramOptions(TypedDict, total=False):
     environ: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A store that a program works on, as a worker whose leases are kept alive."""
-
-    app: App
-    store: Store
-    worker: WorkerId
-    lease: int
-
-
 class PolicyWarning(UserWarning):
     """The store's policy counts, and not what a program says of its fleet."""
 
 
-@asynccontextmanager
-async def opened(
-    name: str, settings: Settings, options: ProgramOptions, environ: Mapping[str, str], written: Fleet | None
-) -> AsyncGenerator[Held]:
-    """Open the store, be bound by its policy, and begin to keep leases alive."""
-    lease = round(options.get("lease", LEASE / SECOND) * SECOND)
-    clock = options.get("clock")
-    async with open_app(settings, clock, environ, lease=lease, written=lambda _: written) as app:
-        if app.policy is not None and (told := app.policy.told()):
-            warnings.warn(told, PolicyWarning, stacklevel=2)
-        worker = new_worker(name, app.ids)
-        store = app.patient()
-        app.trouble.tell = options.get("tell", untold)
-        async with tended(store, app.clock, worker, max(lease // 3, 1)):
-            yield Held(app, store, worker, lease)
-
-
-T = TypeVar("T")
-
-
-class Program(ABC, Generic[T]):
+class Program(ABC):
     """Something that a program gives its tools to, then opens: it works as long as it is open."""
 
     NOUN: ClassVar[str]
@@ -98,7 +68,7 @@ class Program(ABC, Generic[T]):
         self._settings = settings_of(str(store), options, self._environ)
         self._tools: list[Tool] = list(options.get("tools", ()))
         self._stack: AsyncExitStack | None = None
-        self._open: T | None = None
+        self._open: AgentContext | None = None
 
     @overload
     def tool(self, function: Callable[..., Any], /, **options: Unpack[Options]) -> FunctionTool: ...
@@ -131,18 +101,30 @@ class Program(ABC, Generic[T]):
         if stack is not None:
             await stack.__aexit__(kind, error, trace)
 
-    @abstractmethod
-    def _opening(self) -> AbstractAsyncContextManager[T]:
-        """Open what the program works with."""
+    @asynccontextmanager
+    async def _opening(self) -> AsyncGenerator[AgentContext]:
+        """Open the store, be bound by its policy, begin to keep leases alive, and put the agent together."""
+        options, written = self._options, self._written()
+        lease = round(options.get("lease", LEASE / SECOND) * SECOND)
+        app_of = open_app(self._settings, options.get("clock"), self._environ, lease=lease, written=lambda _: written)
+        async with app_of as app, AsyncExitStack() as stack:
+            if app.policy is not None and (told := app.policy.told()):
+                warnings.warn(told, PolicyWarning, stacklevel=2)
+            worker = new_worker(self._name, app.ids)
+            app.trouble.tell = options.get("tell", untold)
+            await stack.enter_async_context(tended(app.patient(), app.clock, worker, max(lease // 3, 1)))
+            agent, models = await self._assembled(app, stack)
+            yield AgentContext(app, agent, models, worker, lease + SECOND)
 
-    def _held(self) -> AbstractAsyncContextManager[Held]:
-        return opened(self._name, self._settings, self._options, self._environ, self._written())
+    @abstractmethod
+    async def _assembled(self, app: App, stack: AsyncExitStack) -> tuple[Assembled, Models]:
+        """Put together what the program says of its agent; `stack` lets go of it when the store is closed."""
 
     def _written(self) -> Fleet | None:
         """Read what the program says of its fleet, if it says anything."""
         return fleet_said(self._options, f"the {self.NOUN}'s fleet")
 
-    def _opened(self) -> T:
+    def _opened(self) -> AgentContext:
         if self._open is None:
             raise ConfigError(f"The {self.NOUN} is not open: use it inside of `async with {self.NOUN}:`.")
         return self._open
@@ -162,12 +144,14 @@ def fleet_said(options: ProgramOptions, where: str) -> Fleet | None:
     return fleet_of(document(fleet, where)) if fleet else None
 
 
-def spoken(name: str, options: ProgramOptions) -> Agent:
+def agent_said(
+    name: str, options: ProgramOptions, where: str, limits: Mapping[str, Any], more: Mapping[str, Any]
+) -> Agent:
     """Read what was said in Python as if it stood in an agent's file, so that the same is checked in the same words."""
     policy = options.get("policy", {})
     capped = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
-    said = {"name": name, **policy, "limits": {**policy.get("limits", {}), **capped}}
-    return agent_of(document(said, "the guard's policy"))
+    said = {"name": name, **policy, **more, "limits": {**policy.get("limits", {}), **limits, **capped}}
+    return agent_of(document(said, where))
 
 
 def document(said: Mapping[str, Any], where: str) -> Document:

@@ -7,10 +7,10 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from halter.app import runs
+from halter.app.agent_context import AgentContext
 from halter.app.attending import autonomous_of
 from halter.app.desk.money import shown_budgets
 from halter.app.planned import Plan, plans
-from halter.app.speaking import Speaking
 from halter.autonomy.hotstate import HotState
 from halter.brain.fastpaths import (
     HELP,
@@ -53,7 +53,7 @@ LOOKED_BACK = 100
 ONLY_A_PERSON = "Only a person may do that, and this was said by an agent."
 
 
-async def answered(speaking: Speaking, routed: Routed, session: str, *, ahead: bool = False) -> str:
+async def answered(speaking: AgentContext, routed: Routed, session: str, *, ahead: bool = False) -> str:
     """Answer a message that is one of the fast paths; `session` is the one in which it was said."""
     match routed.details:
         case Plain():
@@ -76,7 +76,7 @@ async def answered(speaking: Speaking, routed: Routed, session: str, *, ahead: b
             return HELP
 
 
-async def _plainly(speaking: Speaking, route: str, session: str) -> str:
+async def _plainly(speaking: AgentContext, route: str, session: str) -> str:
     match route:
         case "status":
             return await status(speaking, session)
@@ -90,7 +90,7 @@ async def _plainly(speaking: Speaking, route: str, session: str) -> str:
             return HELP
 
 
-async def status(speaking: Speaking, session: str) -> str:
+async def status(speaking: AgentContext, session: str) -> str:
     """Tell whether the agent is on, halted, and what its sessions do."""
     store, name, now = speaking.store, speaking.agent.policy.name, speaking.app.clock.now()
     rows = await store.ask(Query("open_of", SessionRow, {"agent": name, "limit": 1000}))
@@ -125,7 +125,7 @@ class _Sum(msgspec.Struct, frozen=True):
     usd: int
 
 
-async def spending(speaking: Speaking, period: Period) -> str:
+async def spending(speaking: AgentContext, period: Period) -> str:
     """Tell what the agent spent, on what, and how much of its caps is left."""
     policy, now, store = speaking.agent.policy, speaking.app.clock.now(), speaking.store
     since = _since(period, now, policy.caps.zone)
@@ -141,7 +141,7 @@ async def spending(speaking: Speaking, period: Period) -> str:
     return "\n".join([*lines, *[await _against(speaking, leg) for leg in legs]])
 
 
-async def _against(speaking: Speaking, leg: Leg) -> str:
+async def _against(speaking: AgentContext, leg: Leg) -> str:
     params = {"scope": leg.scope, "window": leg.window, "unit": "usd"}
     found = next(iter(await speaking.store.ask(Query("budget", BudgetRow, params))), None)
     row = found or BudgetRow(leg.scope, leg.window, "usd")
@@ -162,7 +162,7 @@ def _since(period: Period, now: int, zone: str) -> int:
     return first_shown(day, time(), here)
 
 
-async def _halt(speaking: Speaking, scope: str) -> str:
+async def _halt(speaking: AgentContext, scope: str) -> str:
     app = speaking.app
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
@@ -173,7 +173,7 @@ async def _halt(speaking: Speaking, scope: str) -> str:
     return f"{meant} is halted. Nothing acts there until you say resume, or: halter resume {meant}"
 
 
-async def _resume(speaking: Speaking, scope: str) -> str:
+async def _resume(speaking: AgentContext, scope: str) -> str:
     app = speaking.app
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
@@ -185,7 +185,7 @@ async def _resume(speaking: Speaking, scope: str) -> str:
     return halts.let_go(meant or scope, ramp)
 
 
-async def _meant(speaking: Speaking, scope: str) -> str | None:
+async def _meant(speaking: AgentContext, scope: str) -> str | None:
     """Find the session that a scope names by its beginning; what is no session's scope stays as it is."""
     kind, _, name = scope.partition(":")
     if kind != "session":
@@ -196,13 +196,13 @@ async def _meant(speaking: Speaking, scope: str) -> str | None:
     return f"session:{(exact or found)[0]}" if len(exact or found) == 1 else None
 
 
-async def waiting(speaking: Speaking) -> Sequence[approvals.Open]:
+async def waiting(speaking: AgentContext) -> Sequence[approvals.Open]:
     """List what a person can still decide."""
     now = speaking.app.clock.now()
     return await approvals.needs_you(speaking.store, now)
 
 
-async def needs_me(speaking: Speaking) -> str:
+async def needs_me(speaking: AgentContext) -> str:
     """List what waits for a person."""
     found = await waiting(speaking)
     if not found:
@@ -237,7 +237,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in shorten(text, 1000).splitlines())
 
 
-async def _decide(speaking: Speaking, said: Decided, session: str, *, ahead: bool) -> str:
+async def _decide(speaking: AgentContext, said: Decided, session: str, *, ahead: bool) -> str:
     app, found = speaking.app, await waiting(speaking)
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
@@ -264,7 +264,7 @@ async def _decide(speaking: Speaking, said: Decided, session: str, *, ahead: boo
     return f"{'Approved' if said.verdict == 'approve' else 'Denied'}: {one.decision} ({_about(one)})"
 
 
-async def _was_shown(speaking: Speaking, session: str, decision: str) -> bool:
+async def _was_shown(speaking: AgentContext, session: str, decision: str) -> bool:
     """Tell whether a decision was shown here lately, in this talk or before it had begun."""
     store, since = speaking.store, speaking.app.clock.now() - SEEN
     for stream in (inbox_stream(session), FLEET):
@@ -276,7 +276,7 @@ async def _was_shown(speaking: Speaking, session: str, decision: str) -> bool:
     return False
 
 
-async def schedules(speaking: Speaking) -> str:
+async def schedules(speaking: AgentContext) -> str:
     """List what is planned for the agent."""
     name, now = speaking.agent.policy.name, speaking.app.clock.now()
     found = await plans(speaking.store, now, name)
@@ -297,7 +297,7 @@ def _plan(plan: Plan, now: int) -> str:
     return f"- {plan.name}: {plan.when}{due}{last}{waits}{held}{why}"
 
 
-async def _cancel(speaking: Speaking, named: Named) -> str:
+async def _cancel(speaking: AgentContext, named: Named) -> str:
     store, app = speaking.store, speaking.app
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
@@ -319,7 +319,7 @@ def in_the_file(name: str) -> str:
     return f"{name} stands in agent.yaml, and would come back: it was not ended. Remove it there."
 
 
-async def hot_state(speaking: Speaking, field: str) -> str:
+async def hot_state(speaking: AgentContext, field: str) -> str:
     """Show what the agent knows, as it was kept last, with ages."""
     fields = speaking.agent.pacing.fields
     if not fields:
@@ -332,7 +332,7 @@ async def hot_state(speaking: Speaking, field: str) -> str:
     return hot.rendered(speaking.app.clock.now())
 
 
-async def last_receipt(speaking: Speaking) -> str:
+async def last_receipt(speaking: AgentContext) -> str:
     """Tell in a few lines what the agent's newest session did that is over."""
     name = speaking.agent.policy.name
     params = {"agent": name, "limit": 1}
@@ -352,7 +352,7 @@ async def last_receipt(speaking: Speaking) -> str:
     return "\n".join(lines)
 
 
-async def _events(speaking: Speaking, session: str) -> list[Stored]:
+async def _events(speaking: AgentContext, session: str) -> list[Stored]:
     found: list[Stored] = []
     while page := await speaking.store.read(session_stream(session), len(found), PAGE):
         found += page

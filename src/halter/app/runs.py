@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from halter.app.speaking import Speaking
+from halter.app.agent_context import AgentContext
 from halter.app.talking import beginning
 from halter.app.triggered import made_of
 from halter.core.events import (
@@ -116,7 +116,7 @@ class Given(msgspec.Struct, frozen=True):
 
 
 async def start(
-    speaking: Speaking,
+    speaking: AgentContext,
     row: TriggerRow,
     trigger: AnyTrigger,
     run: RunStarted,
@@ -163,13 +163,13 @@ async def start(
     return Write(trigger_stream(row.trigger), f"{row.trigger}/{key}", decide, reads, others=(stream, inbox))
 
 
-def _task(speaking: Speaking, trigger: AnyTrigger, prompt: str) -> bytes:
+def _task(speaking: AgentContext, trigger: AnyTrigger, prompt: str) -> bytes:
     if isinstance(trigger.playbook, str):
         return written(Task(speaking.agent.playbooks[PurePosixPath(trigger.playbook).stem], trigger.inputs))
     return to_body(prompt)
 
 
-async def _words(speaking: Speaking, given: Given, text: str) -> Draft:
+async def _words(speaking: AgentContext, given: Given, text: str) -> Draft:
     cause = "webhook" if given.cause == "webhook" else "trigger"
     event = WakePosted(cause=cause, origin="document", sender=given.sender)
     return Draft(event, *await kept(speaking.store, to_body(text)))

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from halter.app import playing
-from halter.app.speaking import Speaking
+from halter.app.agent_context import AgentContext
 from halter.brain.route import Script
 from halter.brain.session_runtime import Waits
 from halter.core.text import listed
@@ -36,7 +36,7 @@ def inputs_in(rest: str, names: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-async def play(speaking: Speaking, said: Script, tell: Tell, waits: Waits) -> Played:
+async def play(speaking: AgentContext, said: Script, tell: Tell, waits: Waits) -> Played:
     """Play a playbook of the agent from beginning to end."""
     playbook = speaking.agent.playbooks[said.playbook]
     inputs = inputs_in(said.rest, playbook.inputs)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from halter.app.speaking import Speaking
+from halter.app.agent_context import AgentContext
 from halter.autonomy.pace import value_of
 from halter.autonomy.sensing import Sensing
 from halter.autonomy.signals import Score, Signals, Unscored
@@ -29,7 +29,7 @@ SIGNAL_TIMEOUT = 30 * SECOND
 Look = Callable[[], Awaitable[Any]]
 
 
-def fetchers(speaking: Speaking) -> Mapping[str, Tool]:
+def fetchers(speaking: AgentContext) -> Mapping[str, Tool]:
     """Make the tools by which sensors poll addresses. No model is told of them."""
     from halter.sensors.fetch import Fetch
 
@@ -43,7 +43,7 @@ def fetchers(speaking: Speaking) -> Mapping[str, Tool]:
 class Sensors:
     """Makes whatever a session's sensors need."""
 
-    def __init__(self, speaking: Speaking, running: SessionRuntime, folder: Path) -> None:
+    def __init__(self, speaking: AgentContext, running: SessionRuntime, folder: Path) -> None:
         self._speaking = speaking
         self._running = running
         self._folder = folder

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
+from halter.app.agent_context import AgentContext
 from halter.app.attending import Attending, attending, autonomous_of
-from halter.app.speaking import Speaking
 from halter.app.tasking import given
 from halter.brain.loop import NOBODY, Loop, Watching
 from halter.brain.session_runtime import Waits
@@ -34,7 +34,7 @@ class Before(msgspec.Struct, frozen=True):
 
 
 async def begin(
-    speaking: Speaking, text: str, kind: SessionKind, session: str = "", before: Before | None = None
+    speaking: AgentContext, text: str, kind: SessionKind, session: str = "", before: Before | None = None
 ) -> SessionId:
     """Start a session; what it is given opens its first turn. One that was started before stays as it is.
 
@@ -55,7 +55,7 @@ async def begin(
     return SessionId(event.session)
 
 
-async def beginning(speaking: Speaking, kind: SessionKind, session: str) -> tuple[SessionStarted, Sequence[Draft]]:
+async def beginning(speaking: AgentContext, kind: SessionKind, session: str) -> tuple[SessionStarted, Sequence[Draft]]:
     """Put together how a session begins: what defines it, what people kept of earlier ones, and its first phase."""
     speaking.demand_model()
     agent, store = speaking.agent, speaking.store
@@ -64,7 +64,7 @@ async def beginning(speaking: Speaking, kind: SessionKind, session: str) -> tupl
         agent=agent.policy.name,
         kind=kind,
         started_by=speaking.app.settings.person,
-        definition=await speaking.defined.of(agent, store, speaking.app.clock.now(), speaking.gatehouse().redacted),
+        definition=await speaking.definition(),
         folder=agent.folder,
     )
     more: list[Draft] = []
@@ -77,7 +77,7 @@ async def beginning(speaking: Speaking, kind: SessionKind, session: str) -> tupl
     return event, more
 
 
-async def say(speaking: Speaking, session: str, text: str) -> None:
+async def say(speaking: AgentContext, session: str, text: str) -> None:
     """Say something to a session; one that is over is let go on for it."""
     if not text.strip():
         raise ConfigError(NOTHING_SAID)
@@ -89,7 +89,7 @@ async def say(speaking: Speaking, session: str, text: str) -> None:
         await _pass_on(speaking, session, text)
 
 
-async def _pass_on(speaking: Speaking, chat: str, text: str) -> None:
+async def _pass_on(speaking: AgentContext, chat: str, text: str) -> None:
     """Let the agent that runs by itself beside a chat know what a person says there: it wakes, and sees it once."""
     beside = await autonomous_of(speaking)
     if beside is None or beside.ended_at is not None or not text.strip():
@@ -101,7 +101,7 @@ async def _pass_on(speaking: Speaking, chat: str, text: str) -> None:
     await store.commit(life.post(beside.session, app.ids.new(), event, body, blob))
 
 
-async def reopen(speaking: Speaking, session: str) -> None:
+async def reopen(speaking: AgentContext, session: str) -> None:
     """Let a session go on that is over. One that was cancelled is over for good."""
     row = await row_of(speaking, session)
     if newer := left_to_newer(row):
@@ -114,7 +114,7 @@ async def reopen(speaking: Speaking, session: str) -> None:
         raise ConfigError(f"Session {session} is over ({row.state}, {row.terminal_reason}) and cannot go on.")
 
 
-async def row_of(speaking: Speaking, session: str) -> SessionRow:
+async def row_of(speaking: AgentContext, session: str) -> SessionRow:
     """Find a session of this agent."""
     rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))
     if not rows or not rows[0].started_at:
@@ -125,7 +125,7 @@ async def row_of(speaking: Speaking, session: str) -> SessionRow:
 
 
 async def attend(
-    speaking: Speaking,
+    speaking: AgentContext,
     session: str,
     *,
     watching: Watching = NOBODY,
@@ -138,7 +138,7 @@ async def attend(
 
 
 async def claim_session(
-    speaking: Speaking,
+    speaking: AgentContext,
     session: str,
     *,
     watching: Watching = NOBODY,
@@ -158,7 +158,7 @@ async def claim_session(
     return await attending(speaking, row, lease, watching=watching, waits=waits, answer=answer)
 
 
-async def _lease(speaking: Speaking, session: str) -> Lease:
+async def _lease(speaking: AgentContext, session: str) -> Lease:
     app = speaking.app
     if newer := left_to_newer(await row_of(speaking, session)):
         raise ConfigError(newer)

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
+from halter.app.agent_context import AgentContext
 from halter.app.shelves import Library, SessionShelves
-from halter.app.speaking import Speaking
 from halter.brain.decide import End, back_off
 from halter.brain.loop import Loop
 from halter.brain.session_runtime import SessionRuntime
@@ -83,7 +83,9 @@ class Tasking:
 
     running: SessionRuntime
 
-    def __init__(self, speaking: Speaking, row: SessionRow, trigger: AnyTrigger | None, own: Sequence[Shelved]) -> None:
+    def __init__(
+        self, speaking: AgentContext, row: SessionRow, trigger: AnyTrigger | None, own: Sequence[Shelved]
+    ) -> None:
         self._speaking = speaking
         self._row = row
         tasks = speaking.agent.tasks

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from halter.app.speaking import Speaking
+from halter.app.agent_context import AgentContext
 from halter.core.events import SessionStarted
 from halter.core.ids import session_stream, trigger_stream
 from halter.core.ports import Query, Store, Stored, said
@@ -64,7 +64,7 @@ class Beginnings(msgspec.Struct, frozen=True):
     follows: str = ""
 
 
-async def beginnings_of(speaking: Speaking, row: SessionRow) -> Beginnings:
+async def beginnings_of(speaking: AgentContext, row: SessionRow) -> Beginnings:
     """Find out what a session was begun by; nothing in particular, if a person began it.
 
     The hash of its first event salts what is hidden from models: it is made of salts that never leave the store.

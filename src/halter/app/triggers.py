@@ -8,9 +8,9 @@ import msgspec
 from msgspec import UNSET
 
 from halter.app import runs
+from halter.app.agent_context import AgentContext
 from halter.app.runs import FROM_FILE, Given
 from halter.app.shelves import Library
-from halter.app.speaking import Speaking
 from halter.app.triggered import Made, read_made
 from halter.autonomy.hours import hours_of
 from halter.autonomy.triggers import (
@@ -65,7 +65,9 @@ class _Run(msgspec.Struct, frozen=True):
 class Triggers:
     """Looks after the triggers of one agent."""
 
-    def __init__(self, speaking: Speaking, folder: Path, tell: Tell, left: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, speaking: AgentContext, folder: Path, tell: Tell, left: Callable[[], None] = lambda: None
+    ) -> None:
         """`left` is told when something is left to people."""
         self._speaking = speaking
         self._store = speaking.store

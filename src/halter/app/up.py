@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from halter.app.agent import assembled
+from halter.app.agent_context import AgentContext, models_of
 from halter.app.forecasts import foresee
 from halter.app.forgetting import forget, retention_of
 from halter.app.hooks import Hooks
@@ -23,9 +24,7 @@ from halter.app.opened import App
 from halter.app.outbox import Outbox, senders_of
 from halter.app.pins import withdraw_questions
 from halter.app.policy import bind_policy, superseded
-from halter.app.speaking import Speaking
 from halter.app.succession import used_up
-from halter.app.thinking import models_of
 from halter.app.triggers import Triggers
 from halter.app.working import Drained, Manner, WorkerHands, embedded
 from halter.autonomy.upkeep import RESTS, Attend, Begin, Nothing, Reopen, Stop, upkeep
@@ -155,7 +154,7 @@ class Up:
         try:
             agent = await stack.enter_async_context(assembled(self._app, folder))
             models = await stack.enter_async_context(models_of(self._app, agent, self._given))
-            speaking = Speaking(self._app, agent, models, self._worker, chance=self._chance)
+            speaking = AgentContext(self._app, agent, models, self._worker, chance=self._chance)
             speaking.demand_model()
             await self._demand_autonomy(speaking, folder)
         except ConfigError as error:
@@ -171,7 +170,7 @@ class Up:
         self._triggers[name] = Triggers(speaking, folder, self._tell, self._waits)
         await self._switch_on_first(name)
 
-    async def _demand_autonomy(self, speaking: Speaking, folder: Path) -> None:
+    async def _demand_autonomy(self, speaking: AgentContext, folder: Path) -> None:
         name = speaking.agent.policy.name
         agent = speaking.agent
         planned = await self._store.ask(Query("triggers_of", TriggerRow, {"agent": name}))

@@ -260,8 +260,7 @@ class _Asking:
 async def speaking_with(app: App, folder: Path) -> AsyncGenerator[Any]:
     """Have an agent ready to talk."""
     from halter.app.agent import assembled
-    from halter.app.speaking import Speaking
-    from halter.app.thinking import models_of
+    from halter.app.agent_context import AgentContext, models_of
     from halter.dispatch.tending import tended
 
     worker = new_worker("talk", app.ids)
@@ -272,7 +271,7 @@ async def speaking_with(app: App, folder: Path) -> AsyncGenerator[Any]:
     ):
         for sentence in agent.left_out:
             warn(sentence)
-        speaking = Speaking(app, agent, models, worker)
+        speaking = AgentContext(app, agent, models, worker)
         speaking.demand_model()
         yield speaking
 
