@@ -51,8 +51,9 @@ def _told(way: Described) -> str:
 
 
 def _role(way: Described) -> str:
-    role = way.get("x-role", "viewer")
-    return "" if role == "viewer" else f" Needs the role `{role}`."
+    role, command = way.get("x-role", "viewer"), way.get("x-command")
+    needs = "" if role == "viewer" else f" Needs the role `{role}`."
+    return needs + (f" On the command line: `halter {command}`." if command else "")
 
 
 def _taken(way: Described, described: Described) -> Iterator[str]:

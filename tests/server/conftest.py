@@ -11,6 +11,7 @@ import pytest
 
 from halter.app.bus import Bus
 from halter.app.desk import ROLES
+from halter.app.policy import bind_policy
 from halter.core.clock import SECOND, Clock
 from halter.server.limits import Limits
 from halter.server.tokens import Keyring, TokenFile, new_secret, token_of
@@ -49,7 +50,8 @@ class House:
             self.let_in(role, role)
             self.let_in(f"{role}-of-mine", role, "mine")
         self.port = 0
-        self._extras = Extras(limits=limits, tell=self.told.append, pages=False)
+        self.folders: dict[str, Path] = {}
+        self._extras = Extras(limits=limits, tell=self.told.append, pages=False, folders=self.folders)
         self._serving = self._served()
         self.base = f"http://127.0.0.1:{self.port}"
 
@@ -82,6 +84,7 @@ class House:
 async def furnished(folder: Path) -> Office:
     office = Office(Scribe.on(str(folder / "halter.db"), folder))
     await office.furnish()
+    office.app = replace(office.app, policy=await bind_policy(office.app.store, None, "ann"))
     return office
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from halter.app.desk import ROLES
+from halter.app.desk.registry import AT_HAND, FLEET_WIDE
 from halter.core.ids import StreamId
 from halter.server.api import DO, READ, description
 from tests.server.conftest import House
@@ -23,6 +24,7 @@ READS = {
     "/spending": "/spending?since=0&until=9000000000000000",
     "/triggers": "", "/findings": "", "/proposals": "", "/rules": "", "/audit": "/audit?until=9000000000000000",
     "/audit/export": "", "/report": "/report?since=1",
+    "/sessions/{session}/journal": "/sessions/{agent}-1/journal",
 }  # fmt: skip
 DEEDS: dict[str, tuple[str, str, Any]] = {
     "/decisions/{decision:path}/approve": ("approver", "/decisions/{agent}-asks/approve", {"reason": "fine"}),
@@ -265,7 +267,8 @@ async def test_the_description_names_every_route_and_each_error(house: House) ->
     async with house.client("viewer") as client:
         described = (await client.get("/api/openapi.json")).json()
     paths = described["paths"]
-    assert {f"/api{path}".replace(":path", "") for path in (*READS, *DEEDS)} | {"/api/stream"} == set(paths)
+    more = [each.path for each in (*FLEET_WIDE, *AT_HAND)]
+    assert {f"/api{path}".replace(":path", "") for path in (*READS, *DEEDS, *more)} | {"/api/stream"} == set(paths)
     for path, ways in paths.items():
         for way in ways.values():
             assert way["summary"], path

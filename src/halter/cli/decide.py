@@ -1,6 +1,8 @@
 """`halter inbox`, `approve`, `deny`: what waits for a person, and what they say to it."""
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -11,10 +13,11 @@ from halter.app.desk.always import as_object_with_rules
 from halter.app.desk.decisions import Answer, Said
 from halter.app.desk.looking import News
 from halter.app.desk.money import amount_of
-from halter.app.desk.waiting import Waiting, waiting
+from halter.app.desk.waiting import Waiting, put, waiting
 from halter.app.words.moments import written
 from halter.cli.answer import answer_block, answer_json, say
 from halter.cli.command import (
+    UNUSABLE,
     WRONG_USE,
     JsonOption,
     ReasonOption,
@@ -25,9 +28,9 @@ from halter.cli.command import (
     saying_errors,
     with_app,
 )
-from halter.cli.edited import arguments_from
-from halter.cli.waiting import as_facts
 from halter.core.clock import DAY
+from halter.core.durations import shown_duration
+from halter.core.ports import BLOB_FROM
 from halter.core.text import counted
 
 USUAL: Final = "7d"
@@ -51,7 +54,7 @@ def inbox(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
         return
     say(f"{counted(len(found), 'decision')} for you:" if found else "Nothing needs you.")
     for one in found:
-        answer_block("", as_facts(one, now))
+        answer_block("", _facts(one, now))
     if news:
         say("Told in the last day:")
         for each in news:
@@ -94,7 +97,7 @@ def approve(
     if not always and (match or scope or lasts):
         fail("--match, --scope and --for are the words of a rule: add --always.", WRONG_USE)
     answer = Answer(
-        edit=arguments_from(edit) if edit else None,
+        edit=_arguments_from(edit) if edit else None,
         always=always,
         match="\n".join(match) if match else "same",
         scope=scope or "session",
@@ -124,3 +127,36 @@ def _tell(said: Said, *, as_json: bool) -> None:
         answer_json({"subject": said.decision, "done": True, **({"rule": said.rule} if said.rule else {})})
     else:
         say(said.sentence)
+
+
+def _facts(one: Waiting, now: int) -> list[tuple[str, str]]:
+    """Write a decision for people: what it is about, what a yes or a no does, and how to type them."""
+    words, more = put(one), " --cap AMOUNT" if one.about == "cap_raise" else ""
+    return [
+        ("decision", one.decision),
+        ("what", words.what),
+        ("why", "; ".join(one.reasons)),
+        ("shown", words.shown),
+        ("agent", f"{one.agent}, session {one.session}" if one.session else one.agent),
+        (
+            "waits",
+            f"{shown_duration(max(0, now - one.asked_at))}, for at most {shown_duration(one.expires_at - now)} more",
+        ),
+        ("yes", f"{words.yes}: halter approve {one.decision}{more}"),
+        ("no", f"{words.no}: halter deny {one.decision}"),
+    ]
+
+
+def _arguments_from(file: str) -> bytes:
+    """Read arguments from a file or from the standard input: a JSON object."""
+    try:
+        data = sys.stdin.buffer.read(BLOB_FROM + 1) if file == "-" else _content(Path(file))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        fail(f"{file!r} cannot be read: {why or error}.", UNUSABLE)
+    return saying_errors(lambda: decisions.arguments(data, f" in {file!r}"))
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(BLOB_FROM + 1)

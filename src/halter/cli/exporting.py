@@ -7,14 +7,13 @@ import typer
 
 from halter import __version__
 from halter.app import App
+from halter.app.desk.journal import sessions_below
 from halter.app.proof import as_written
 from halter.cli.answer import answer_json, say
-from halter.cli.command import JsonOption, StoreOption, with_app
+from halter.cli.command import JsonOption, StoreOption, desk_of, with_app
 from halter.cli.export import OUTPUT, Sink, sink
-from halter.cli.named import SessionArgument, session_meant
+from halter.cli.named import SessionArgument
 from halter.cli.patience import Tell, patience, share
-from halter.core.ports import Query
-from halter.core.rows import SessionRow
 from halter.core.text import counted
 
 if TYPE_CHECKING:
@@ -42,8 +41,9 @@ def export(
     """
 
     async def job(app: App, tell: Tell) -> tuple[Sequence[str], int]:
-        whole = (await session_meant(app, session)).session
-        sessions = [whole, *(await _below(app, whole) if children else [])]
+        desk = desk_of(app)
+        whole = (await desk.session(session)).session
+        sessions = [whole, *(await sessions_below(desk, whole) if children else [])]
         return sessions, await app.store.study(lambda view: _write(view, sessions, output, app.clock.now(), tell))
 
     with patience("Exporting", quiet=as_json) as tell:
@@ -55,12 +55,6 @@ def export(
         return
     say(f"Exported {counted(events, 'event')} of {counted(len(sessions), 'session')} to {output}.")
     say(f"Anyone can check it with: halter receipt --verify {output} --journal {output}")
-
-
-async def _below(app: App, session: str) -> list[str]:
-    """Find all sub-sessions, and theirs."""
-    rows = await app.store.ask(Query("children_of", SessionRow, {"session": session}))
-    return [name for row in rows for name in (row.session, *await _below(app, row.session))]
 
 
 def _write(view: "View", sessions: Sequence[str], output: str, now: int, tell: Tell) -> int:

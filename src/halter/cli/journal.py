@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from halter.app import App
+from halter.app.desk import journal as desk_journal
 from halter.cli.answer import answer_json, answer_table, say
 from halter.cli.command import (
     NOT_FINE,
@@ -12,21 +13,17 @@ from halter.cli.command import (
     JsonOption,
     ReasonOption,
     StoreOption,
+    desk_of,
     duration,
     fail,
     readable,
     with_app,
 )
 from halter.cli.keyboard import confirm
-from halter.cli.patience import Tell, patience, share
-from halter.core.errors import ConfigError
+from halter.cli.patience import patience, share
 from halter.core.text import counted
-from halter.journal.keys import public_key_path, public_keys
-from halter.journal.rebuild import rebuild
 from halter.journal.report import Report
-from halter.journal.retention import Erasure, erase_messages, erase_older_than
-from halter.journal.retention import erase as erase_sessions
-from halter.journal.verify import verify as verify_store
+from halter.journal.retention import Erasure
 
 
 def verify(
@@ -41,45 +38,24 @@ def verify(
 
     Leaves with 1 if anything was found.
     """
-
-    async def job(app: App, tell: Tell) -> tuple[Report, bool]:
-        trusted = _trusted(app)
-
-        async def verified() -> Report:
-            def progress(done: int, total: int) -> None:
-                tell(share(done, total, "streams"))
-
-            return await verify_store(app.store, app.settings.checkpoints, trusted, progress)
-
-        report = await verified()
-        if repair and all(found.kind == "row" for found in report.findings):
-            tell("making all tables anew")
-            await rebuild(app.store)
-            return await verified(), True
-        return report, False
-
     with patience("Verifying", quiet=as_json) as tell:
-        report, rebuilt = with_app(store, lambda app: job(app, tell), despite_doubt=True)
+
+        def progress(done: int, total: int) -> None:
+            tell(share(done, total, "streams"))
+
+        report = with_app(
+            store, lambda app: desk_journal.verify(desk_of(app), rebuild=repair, progress=progress), despite_doubt=True
+        )
     if as_json:
         answer_json(report)
     else:
         _say(report)
     if repair and not as_json:
-        say("All tables were made anew from the events." if rebuilt else "Nothing was rebuilt: see the findings.")
+        say(
+            "All tables were made anew from the events." if report.rebuilt else "Nothing was rebuilt: see the findings."
+        )
     if not report.ok:
         raise typer.Exit(NOT_FINE)
-
-
-def _trusted(app: App) -> frozenset[str]:
-    """Trust the key beside the signing key; before the first checkpoint there is none."""
-    try:
-        path = public_key_path(app.settings.signing_key)
-        return public_keys(path) if path.exists() else frozenset()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"The public key beside {app.settings.signing_key} cannot be read ({error}): put it back there, or name "
-            "another signing key with HALTER_SIGNING_KEY."
-        ) from error
 
 
 def _say(report: Report) -> None:
@@ -128,11 +104,10 @@ def erase(
         fail("Nothing was erased.", NOT_FINE)
 
     async def job(app: App) -> Erasure:
-        if older_than:
-            return await erase_older_than(app.store, age, app.settings.person, reason or "retention")
-        if messages:
-            return await erase_messages(app.store, app.settings.person, reason)
-        return await erase_sessions(app.store, session or [], app.settings.person, reason)
+        back = age if older_than else None
+        return await desk_journal.erase(
+            desk_of(app), sessions=session or (), older_than=back, messages=messages, reason=reason
+        )
 
     with patience("Erasing", quiet=as_json):
         erasure = with_app(store, job)

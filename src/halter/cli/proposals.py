@@ -25,7 +25,7 @@ from halter.cli.plain import ListingGroup, PlainCommand
 from halter.core.left import Kept
 
 if TYPE_CHECKING:
-    from halter.app.desk.left import Among
+    from halter.app.desk.left import Among, Settled
     from halter.app.keeping import Left
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Its id; the beginning will do.")]
@@ -127,8 +127,9 @@ def promote(
     if as_json and not yes:
         fail("Nobody can be asked here: add --yes, if you have looked at it.", WRONG_USE)
 
-    async def job(app: App) -> str:
+    async def job(app: App) -> "Settled":
         from halter.app import keeping
+        from halter.app.desk.agents import promote_into
         from halter.app.desk.left import left_meant
 
         only_a_person(app, "promote anything")
@@ -138,12 +139,6 @@ def promote(
             say(f"{folder / keeping.CONTEXT_FILE} would say:\n\n{text}", at_once=True)
             if not confirm("Write it so?"):
                 fail("Nothing was written.", NOT_FINE)
-        keeping.write_context(folder, text)
-        await keeping.settle(app, left, "promoted", reason)
-        return left.id
+        return await promote_into(desk_of(app), left, folder, reason)
 
-    whole = with_app(store, job)
-    if as_json:
-        answer_json({"subject": whole, "done": True, "status": "promoted"})
-    else:
-        say(f"{whole} stands in {folder}/AGENTS.md now: every session of the agent reads it.")
+    answer_done(with_app(store, job), as_json=as_json)

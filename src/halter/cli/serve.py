@@ -2,6 +2,7 @@
 
 import re
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,6 +14,7 @@ from halter.cli.command import WRONG_USE, JsonOption, StoreOption, fail, only_a_
 from halter.cli.printer import Printer
 from halter.cli.tokens import file_of, made
 from halter.cli.up import AGAIN, HOW_TO_STOP, address, bus_of, folders_of, run_and_show, shows_of
+from halter.core.errors import ConfigError
 
 _HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
@@ -68,10 +70,26 @@ async def _serve(app: App, folders: list[Path], listening: socket.socket, names:
     async with Printer() as printer:
         shows = shows_of(printer, app.clock, as_json=as_json)
         printer.put(_welcome(app, listening, as_json=as_json))
-        extras: Extras = Extras(names=names, deliveries=deliveries, tell=lambda sentence: shows.told("", sentence))
+        extras: Extras = Extras(
+            names=names,
+            deliveries=deliveries,
+            tell=lambda sentence: shows.told("", sentence),
+            folders=_by_name(folders),
+        )
         serving = [lambda: serve_web(app, listening, Keyring(file), bus, extras)]
         running = [lambda: run_and_show(app, folders, bus, shows, deliveries.serve, "serve")] if folders else []
         await together([*serving, *running])
+
+
+def _by_name(folders: list[Path]) -> dict[str, Path]:
+    """Read the names of agents; a folder that cannot be read is told of when its agent is to run."""
+    from halter.config.agent import read_agent
+
+    found: dict[str, Path] = {}
+    for folder in folders:
+        with suppress(ConfigError):
+            found[read_agent(folder).spec.name] = folder
+    return found
 
 
 def _welcome(app: App, listening: socket.socket, *, as_json: bool) -> str:

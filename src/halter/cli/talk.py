@@ -23,7 +23,7 @@ from halter.cli.look import next_due
 from halter.cli.named import all_events, session_meant
 from halter.cli.screen import Screen
 from halter.core.errors import ConfigError
-from halter.core.ids import SessionId, may_decide, new_worker, session_stream
+from halter.core.ids import SessionId, may_decide, session_stream
 from halter.core.money import shown_usd
 from halter.core.vocabulary import State, Verdict
 from halter.guard.approvals import decide
@@ -187,12 +187,9 @@ async def _go_on_with_parts(app: App, speaking: Any, session: SessionId, lines: 
 
 
 async def _asked(app: App, session: SessionId) -> bool:
-    """Tell whether a session rests because its agent has asked something."""
-    from halter.core.events import TurnEnded
+    from halter.app.desk.agents import asks
 
-    events = await all_events(app, session_stream(session))
-    last = next((stored.event for stored in reversed(events) if isinstance(stored.event, TurnEnded)), None)
-    return isinstance(last, TurnEnded) and last.why == "asked"
+    return await asks(app, session)
 
 
 async def _tell_of_what_runs(app: App, speaking: Any) -> None:
@@ -259,20 +256,9 @@ class _Asking:
 @asynccontextmanager
 async def speaking_with(app: App, folder: Path) -> AsyncGenerator[Any]:
     """Have an agent ready to talk."""
-    from halter.app.agent import assembled
-    from halter.app.agent_context import AgentContext, models_of
-    from halter.dispatch.tending import tended
+    from halter.app.desk import agents
 
-    worker = new_worker("talk", app.ids)
-    async with (
-        assembled(app, folder) as agent,
-        models_of(app, agent) as models,
-        tended(app.store, app.clock, worker, pulse=app.pulse),
-    ):
-        for sentence in agent.left_out:
-            warn(sentence)
-        speaking = AgentContext(app, agent, models, worker)
-        speaking.demand_model()
+    async with agents.speaking_with(app, folder, warn) as speaking:
         yield speaking
 
 

@@ -1,7 +1,7 @@
 """What the API's routes share: who asks, of which store, how answers are written, and how a no is."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from halter.app import App
 from halter.app.desk import Desk
+from halter.app.desk.agents import AgentFolders
 from halter.core.errors import ConfigError, NotDone, NotDoneWhy, StoreError, StoreUnavailable
 from halter.core.public_json import public_builtins, public_json
 from halter.core.text import clean
@@ -42,6 +43,7 @@ class Site:
 
     app: App
     feed: Feed
+    agents: AgentFolders = field(default_factory=AgentFolders)
 
 
 def site_of(asking: HTTPConnection) -> Site:
@@ -51,7 +53,8 @@ def site_of(asking: HTTPConnection) -> Site:
 
 def desk_of(asking: HTTPConnection) -> Desk:
     """Sit whoever asks at a desk; the door has found out who that is."""
-    return Desk(site_of(asking).app, asking.scope[WHO])
+    site = site_of(asking)
+    return Desk(site.app, asking.scope[WHO], agents=site.agents)
 
 
 class Error(msgspec.Struct, frozen=True):

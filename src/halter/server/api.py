@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response, StreamingResponse
 
 from halter import __version__
-from halter.app.desk.desk import Desk, wrong
+from halter.app.desk.desk import wrong
 from halter.app.desk.operation import CLEANED, Operation
 from halter.app.desk.registry import OPERATIONS, READS, WRITES
 from halter.core.public_json import with_numbers
@@ -57,7 +57,12 @@ def _add_routes(api: FastAPI) -> None:
             operation_id=operation.name,
             summary=operation.summary,
             responses={200: answer, **ERRORS},
-            openapi_extra={"security": [{"token": []}], "x-role": operation.role, **_taken(operation, taken)},
+            openapi_extra={
+                "security": [{"token": []}],
+                "x-role": operation.role,
+                "x-command": operation.command,
+                **_taken(operation, taken),
+            },
         )
     parts = {operation.parameters.__name__ for operation in OPERATIONS}
     api.openapi = _described(api, {**{name: each for name, each in inputs.items() if name not in parts}, **components})
@@ -101,15 +106,20 @@ def _handler(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
         desk.demand_role(operation.role, operation.summary[:1].lower() + operation.summary[1:])
         parameters = msgspec.structs.asdict(await _parameters(operation, request))
         if operation.lines:
+            rows = operation.run(desk, **parameters)
+            first = await anext(rows, None)
             headers = {"Content-Disposition": f'attachment; filename="{operation.lines}"'}
-            return StreamingResponse(_lines(operation, desk, parameters), 200, headers, LINES)
+            return StreamingResponse(_lines(first, rows), 200, headers, LINES)
         return Response(encoded(await operation.run(desk, **parameters)), media_type=JSON)
 
     return handle
 
 
-async def _lines(operation: Operation, desk: Desk, parameters: dict[str, Any]) -> AsyncGenerator[bytes]:
-    async with aclosing(operation.run(desk, **parameters)) as rows:
+async def _lines(first: object, rest: AsyncGenerator[object]) -> AsyncGenerator[bytes]:
+    """Write what was asked for before the answer began, so that an error had its status, and then the rest."""
+    async with aclosing(rest) as rows:
+        if first is not None:
+            yield encoded(first) + b"\n"
         async for row in rows:
             yield encoded(row) + b"\n"
 

@@ -5,10 +5,12 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from halter.app import App
 from halter.app.bus import Bus
+from halter.app.desk.agents import AgentFolders
 from halter.app.hooks import Hooks
 from halter.brain.together import together
 from halter.core.errors import ConfigError, needs
@@ -97,9 +99,13 @@ class Extras:
     limits: Limits = field(default_factory=Limits)
     tell: Callable[[str], None] = _unheard
     pages: bool = True
+    folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """The folders of agents that can be given something to do through the API, by name."""
 
 
-def web(app: App, door: Door, keys: Keyring, feed: "Feed", extras: Extras) -> Entrance:
+def web(
+    app: App, door: Door, keys: Keyring, feed: "Feed", extras: Extras, agents: AgentFolders | None = None
+) -> Entrance:
     """Put it together: all that can be asked for, behind the one door."""
     from halter.server.answers import Site
     from halter.server.api import new_api
@@ -107,7 +113,7 @@ def web(app: App, door: Door, keys: Keyring, feed: "Feed", extras: Extras) -> En
     from halter.server.login import add_login
 
     api = new_api()
-    api.state.site = Site(app, feed)
+    api.state.site = Site(app, feed, agents or AgentFolders())
     checks = Checks(keys, Logins(keys.logins_file), extras.limits)
     add_login(api, door, checks, app.clock)
     add_hooks(api, lambda: extras.deliveries.hooks, app.clock, checks.tokens_tried)
@@ -167,6 +173,8 @@ async def serve_web(app: App, listening: socket.socket, keys: Keyring, bus: Bus,
     extras = extras or Extras()
     host, port = listening.getsockname()[:2]
     feed = Feed(app.store, app.clock, app.ids, bus)
+    telling = AgentFolders(extras.folders, lambda sentence: extras.tell(one_line(sentence)))
     with listening:
-        entrance = web(app, door_of(host, port, extras.names), keys, feed, extras)
-        await together([feed.run, lambda: run(entrance, listening, entrance.closing.set, extras.limits.head)])
+        async with telling as agents:
+            entrance = web(app, door_of(host, port, extras.names), keys, feed, extras, agents)
+            await together([feed.run, lambda: run(entrance, listening, entrance.closing.set, extras.limits.head)])

@@ -80,7 +80,7 @@ async def approve_with(
     decision: DecisionName,
     *,
     edit: Annotated[dict[str, Any], Meta(description="Yes to these arguments instead.")] | None = None,
-    always: Annotated[AlwaysRule, Meta(description="Make a rule that says yes from now on.")] | None = None,
+    always: Annotated[AlwaysRule | None, Meta(description="Make a rule that says yes from now on.")] = None,
     cap: Dollars | None = None,
     digest: Annotated[Name, Meta(description="Binds the yes to the decision as it was shown.")] | None = None,
     reason: Reason = "",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeVar, get_args
 
 import msgspec
 
@@ -20,6 +20,9 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 SCOPES: Final = ("agent:", "trigger:", "session:")
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from halter.app.desk.agents import AgentFolders
 
 
 class Who(msgspec.Struct, frozen=True):
@@ -42,12 +45,14 @@ class Who(msgspec.Struct, frozen=True):
 class Desk:
     """A person or program at an opened store.
 
-    Only who types may abbreviate ids (`short_ids`) to a beginning that is unambiguous; a program must send whole ones.
+    `agents` are those that can be given something to do from here. A person who types may abbreviate ids to a beginning
+    that is unambiguous (`short_ids`); a program must send whole ones.
     """
 
     app: App
     who: Who
     short_ids: bool = False
+    agents: "AgentFolders | None" = None
 
     def demand_role(self, role: Role, what: str) -> None:
         """Refuse what somebody has no role for."""

@@ -47,9 +47,9 @@ class Operation:
     """One thing that can be seen or done.
 
     `run` takes a desk and the parameters by name. It checks who asks; `role` says before it which role it demands. Only
-    what `writes` changes the store, and is a POST. What answers in `lines` is an asynchronous iterator, offered as a
-    file of that name. Parameters in `hidden` are for callers in Python alone; `takes` names them where a signature does
-    not.
+    what `writes` changes the store, and is a POST. What answers in `lines` is an asynchronous iterator, offered as
+    a file of that name. A `command` of the command line does the same. Parameters in `hidden` are for callers in Python
+    alone; `takes` names them where a signature does not.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Operation:
     role: Role = "viewer"
     writes: bool = False
     lines: str = ""
+    command: str = ""
     hidden: tuple[str, ...] = ()
     takes: type[msgspec.Struct] | None = None
 

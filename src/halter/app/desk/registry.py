@@ -9,7 +9,19 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.app.desk import auditing, decisions, left, looking, money, policy, rules, steering, triggers
+from halter.app.desk import (
+    agents,
+    auditing,
+    decisions,
+    journal,
+    left,
+    looking,
+    money,
+    policy,
+    rules,
+    steering,
+    triggers,
+)
 from halter.app.desk import workers as working
 from halter.app.desk.always import as_object_with_rules
 from halter.app.desk.desk import Desk, Role, Who
@@ -57,51 +69,73 @@ READS: Final = (
     Operation(name="home", path="/home", run=home),
     Operation(name="fleet", path="/fleet", run=looking.fleet),
     Operation(name="workers", path="/workers", run=working.workers),
-    Operation(name="sessions", path="/sessions", run=looking.sessions),
+    Operation(name="sessions", command="sessions", path="/sessions", run=looking.sessions),
     Operation(name="session", path="/sessions/{session}", run=looking.session),
-    Operation(name="events", path="/sessions/{session}/events", run=looking.event_objects),
-    Operation(name="receipt", path="/sessions/{session}/receipt", run=looking.receipt),
+    Operation(name="events", command="show", path="/sessions/{session}/events", run=looking.event_objects),
+    Operation(name="receipt", command="receipt", path="/sessions/{session}/receipt", run=looking.receipt),
     Operation(name="turns", path="/sessions/{session}/turns", run=looking.turns),
     Operation(name="hot-state", path="/sessions/{session}/hot-state", run=looking.hot_state),
-    Operation(name="decisions", path="/decisions", run=open_decisions),
+    Operation(name="decisions", command="inbox", path="/decisions", run=open_decisions),
     Operation(name="halts", path="/halts", run=steering.halts_now),
-    Operation(name="budgets", path="/budgets", run=money.budgets),
-    Operation(name="policy", path="/policy", run=policy.show),
+    Operation(name="budgets", command="budget show", path="/budgets", run=money.budgets),
+    Operation(name="policy", command="policy show", path="/policy", run=policy.show),
     Operation(name="spending", path="/spending", run=looking.spending),
-    Operation(name="triggers", path="/triggers", run=triggers.plans),
-    Operation(name="findings", path="/findings", run=left.findings),
-    Operation(name="proposals", path="/proposals", run=left.proposals),
-    Operation(name="rules", path="/rules", run=rules.rules),
-    Operation(name="audit", path="/audit", run=auditing.audit_page, takes=auditing.AuditPage),
+    Operation(name="triggers", command="schedules list", path="/triggers", run=triggers.plans),
+    Operation(name="findings", command="findings list", path="/findings", run=left.findings),
+    Operation(name="proposals", command="proposals list", path="/proposals", run=left.proposals),
+    Operation(name="rules", command="rules", path="/rules", run=rules.rules),
+    Operation(name="audit", command="audit", path="/audit", run=auditing.audit_page, takes=auditing.AuditPage),
     Operation(
         name="export-audit",
+        command="audit",
         path="/audit/export",
         run=auditing.audit_lines,
         takes=auditing.Wanted,
         lines="halter-audit.jsonl",
     ),
-    Operation(name="report", path="/report", run=looking.report),
+    Operation(name="report", command="report", path="/report", run=looking.report),
+    Operation(
+        name="export",
+        command="export",
+        path="/sessions/{session}/journal",
+        run=journal.export,
+        lines="halter-session.jsonl",
+    ),
 )
 
 
-def _write(name: str, path: str, run: Any, role: Role, *hidden: str) -> Operation:
-    return Operation(name=name, path=path, run=run, role=role, writes=True, hidden=hidden)
+def _write(name: str, path: str, run: Any, role: Role, command: str, *hidden: str) -> Operation:
+    return Operation(name=name, path=path, run=run, role=role, command=command, writes=True, hidden=hidden)
 
 
 WRITES: Final = (
-    _write("approve", "/decisions/{decision:path}/approve", decisions.approve_with, "approver"),
-    _write("deny", "/decisions/{decision:path}/deny", decisions.deny, "approver"),
-    _write("halt", "/halts", steering.halt, "approver"),
-    _write("resume", "/halts/resume", steering.resume_over, "operator"),
-    _write("cancel", "/sessions/{session}/cancel", steering.cancel, "operator", "patience"),
-    _write("tell", "/sessions/{session}/messages", steering.tell, "operator"),
-    _write("switch", "/agents/{agent}/switch", steering.switch_known, "operator"),
-    _write("set-cap", "/budgets/cap", money.set_cap, "operator"),
-    _write("retry", "/triggers/{agent}/{name}/retry", triggers.retry_item, "operator"),
-    _write("end-trigger", "/triggers/{agent}/{name}/end", triggers.end_trigger, "operator"),
-    _write("settle-finding", "/findings/{finding}/settle", left.settle_finding, "approver"),
-    _write("settle-proposal", "/proposals/{proposal}/settle", left.settle_proposal, "approver"),
-    _write("end-rule", "/rules/{rule}/end", rules.end, "operator"),
+    _write("approve", "/decisions/{decision:path}/approve", decisions.approve_with, "approver", "approve"),
+    _write("deny", "/decisions/{decision:path}/deny", decisions.deny, "approver", "deny"),
+    _write("halt", "/halts", steering.halt, "approver", "halt"),
+    _write("resume", "/halts/resume", steering.resume_over, "operator", "resume"),
+    _write("cancel", "/sessions/{session}/cancel", steering.cancel, "operator", "cancel", "patience"),
+    _write("tell", "/sessions/{session}/messages", steering.tell, "operator", ""),
+    _write("switch", "/agents/{agent}/switch", steering.switch_known, "operator", "on"),
+    _write("set-cap", "/budgets/cap", money.set_cap, "operator", "budget raise"),
+    _write("retry", "/triggers/{agent}/{name}/retry", triggers.retry_item, "operator", "schedules retry"),
+    _write("end-trigger", "/triggers/{agent}/{name}/end", triggers.end_trigger, "operator", "schedules cancel"),
+    _write("settle-finding", "/findings/{finding}/settle", left.settle_finding, "approver", "findings keep"),
+    _write("settle-proposal", "/proposals/{proposal}/settle", left.settle_proposal, "approver", "proposals keep"),
+    _write("end-rule", "/rules/{rule}/end", rules.end, "operator", "rules end"),
 )
 
-OPERATIONS: Final[tuple[Operation, ...]] = (*READS, *WRITES)
+FLEET_WIDE: Final = (
+    _write("verify", "/journal/verify", journal.verify, "admin", "verify", "progress"),
+    _write("erase", "/journal/erase", journal.erase_confirmed, "admin", "erase"),
+)
+"""Only for those who see every agent."""
+
+AT_HAND: Final = (
+    Operation(name="route", command="route", path="/agents/{agent}/route", run=agents.route_message),
+    _write("say", "/agents/{agent}/messages", agents.say, "operator", "run"),
+    _write("run-trigger", "/triggers/{agent}/{name}/run", agents.run_trigger, "operator", "schedules run"),
+    _write("promote", "/proposals/{proposal}/promote", agents.promote, "admin", "proposals promote"),
+)
+"""For agents whose folders the server was started with."""
+
+OPERATIONS: Final[tuple[Operation, ...]] = (*READS, *WRITES, *FLEET_WIDE, *AT_HAND)

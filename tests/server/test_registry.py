@@ -1,0 +1,63 @@
+"""Every operation is written once, and is then a route, a part of the description and the reference, and a command."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from halter.app.desk.registry import OPERATIONS
+from halter.cli.tree import whole
+from halter.server.api import description
+from scripts.reference.http import page
+from scripts.reference.sheet import NOTHING
+
+DESCRIBED = description()
+PAGE = page()
+WITHOUT_A_COMMAND = {
+    "whoami": "at a terminal it is the person whose store it is",
+    "home": "`halter report`, `inbox` and `budget` show its parts",
+    "fleet": "`halter sessions` and `doctor` show it",
+    "workers": "`halter doctor` shows them",
+    "session": "`halter sessions` and `show` tell it",
+    "turns": "a part of `halter receipt`",
+    "hot-state": "a person sees it on the dashboard",
+    "halts": "a part of `halter report`",
+    "spending": "drawn on the dashboard",
+    "tell": "`halter chat --resume` says it",
+}
+
+
+def named(group: Any, before: str = "") -> Iterator[str]:
+    for name, command in group.commands.items():
+        yield f"{before}{name}"
+        if hasattr(command, "commands"):
+            yield from named(command, f"{before}{name} ")
+
+
+def test_each_has_a_name_of_its_own_a_command_or_a_reason_and_both_exist() -> None:
+    assert len({each.name for each in OPERATIONS}) == len(OPERATIONS)
+    assert {each.name for each in OPERATIONS if not each.command} == set(WITHOUT_A_COMMAND)
+    assert {each.command for each in OPERATIONS if each.command} <= {*named(whole())}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
+def test_each_is_a_route_whose_description_and_reference_come_from_its_signature(operation: Any) -> None:
+    method = "post" if operation.writes else "get"
+    path = f"/api{operation.path}".replace(":path", "")
+    way = DESCRIBED["paths"][path][method]
+    assert (way["operationId"], way["summary"], way["x-role"]) == (operation.name, operation.summary, operation.role)
+    body = way.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    known = {each["name"] for each in way.get("parameters", ())} | {*body.get("properties", {})}
+    fields = {field.encode_name for field in msgspec.structs.fields(operation.parameters)}
+    assert known == fields
+    assert operation.in_path <= fields
+    entry = PAGE.partition(f"## {method.upper()} {path}\n")[2].partition("\n## ")[0]
+    assert operation.summary in entry
+    assert all(f"`{name}`" in entry for name in fields)
+
+
+def test_every_parameter_says_what_it_means() -> None:
+    rows = [line for line in PAGE.partition("## GET /api/stream")[0].splitlines() if line.startswith("| `")]
+    assert rows
+    assert [line for line in rows if line.endswith(f"| {NOTHING} |")] == []
